@@ -1,0 +1,63 @@
+"""How ranks talk. MPI calls live in this package alone, and importing it starts nothing.
+
+Rank 0 is the server; the others are client ranks. Alone, rank 0 is both.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from torch import Tensor
+
+from fedproc_mpi.errors import FedprocError, UserError
+
+
+class Comm(ABC):
+    """The few operations a run needs. All are collective but `abort`."""
+
+    name: str
+    rank: int
+    size: int
+
+    @property
+    def client_ranks(self) -> range:
+        """The ranks that train: 1..size-1, or rank 0 where it is alone."""
+        return range(1, self.size) if self.size > 1 else range(1)
+
+    @abstractmethod
+    def broadcast(self, buffer: Tensor) -> None:
+        """Rank 0's `buffer` into everyone's, in place. Any dtype, contiguous, same size on each rank."""
+
+    @abstractmethod
+    def reduce(self, buffer: Tensor) -> None:
+        """The sum of everyone's float64 `buffer` into rank 0's, in place; others' content is undefined."""
+
+    @abstractmethod
+    def collect(self, report: Any) -> list[Any] | None:
+        """A small JSON value from each rank, on rank 0 in rank order; None elsewhere.
+
+        Ranks that wait here sleep (law 4); so what precedes a model-sized collective goes through it.
+        """
+
+    @abstractmethod
+    def share(self, value: Any) -> Any:
+        """Rank 0's small JSON value on every rank."""
+
+    @abstractmethod
+    def local_rank(self) -> int:
+        """This rank's number among those that share its memory (its host)."""
+
+    @abstractmethod
+    def abort(self, code: int) -> None:
+        """End the job on all ranks at once with this exit code. Not collective."""
+
+    def agree(self, error: FedprocError | None) -> None:
+        """Every rank hands in its error, or None; all raise the lowest rank's, or none does.
+
+        The error is raised as `agreed`: all ranks then leave together, and rank 0 prints it.
+        """
+        reports = self.collect(None if error is None else [error.exit_code, str(error)])
+        first = self.share(next((r for r in reports if r), None) if reports is not None else None)
+        if first:
+            code, message = first
+            kinds = {kind.exit_code: kind for kind in FedprocError.__subclasses__()}
+            raise kinds.get(code, UserError)(message, agreed=True)
