@@ -140,7 +140,9 @@ class WeightedSums:
         used_R1 = weight_R1 > 0
         for segment, bits in zip(self._segments(name), self._bits[name], strict=True):
             part = term.values.reshape(-1)[segment.start : segment.stop].view(group.rows, -1)
-            low, high = torch.where(used_R1, part, torch.zeros_like(part)).aminmax()
+            if group.rows > 1:
+                part = torch.where(used_R1, part, torch.zeros_like(part))
+            low, high = part.aminmax()
             worst = max(float(high), -float(low))  # aminmax hands NaN on to both
             limit = EXACT_INTEGERS / 2.0 ** _scale_bits(group.total) if group.integer else 2.0**bits
             if not worst <= limit:

@@ -1,0 +1,83 @@
+"""What an algorithm is: sums over clients, then a division on the server (DESIGN §2).
+
+Shapes: S floats of the model's state, N integer buffers, P parameters, K classes, D width of z.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedproc_mpi.client import Batch, LossParts, Trainer
+from fedproc_mpi.comm import Comm
+from fedproc_mpi.data import ClientData, Clients
+from fedproc_mpi.flat import Entry, State
+from fedproc_mpi.sums import Group, Term, WeightedSums
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """Local training and weighted model averaging, with the steps that an algorithm may override.
+
+    The defaults are FedAvg: derive, and override what differs.
+    """
+
+    def options(self) -> dict[str, Any]:
+        """The hyperparameters with their values."""
+        return dataclasses.asdict(self)
+
+    def entries(self, trainer: Trainer) -> dict[str, Entry]:
+        """What the server sends besides the model, by name."""
+        return {}
+
+    def init(self, state: State, trainer: Trainer, clients: Clients, mine: Sequence[int], comm: Comm) -> None:
+        """Fill the entries for round 0, the same on every rank. Collective.
+
+        mine: this rank's share of all clients. The state already holds the initial model.
+        """
+
+    def loss(self, batch: Batch, state: State, t: int) -> LossParts:
+        """The parts of the local loss, name → (weight, value)."""
+        raise NotImplementedError
+
+    def loss_names(self, t: int) -> Sequence[str]:
+        """The parts that `loss` returns in round t, the same on every rank."""
+        return ("ce",)
+
+    def groups(self, state: State, trainer: Trainer, cohort_sizes: Sequence[int], t: int) -> dict[str, Group]:
+        """The sums of a round: the whole model state, weighted by |D_i|, and the losses."""
+        total, model = sum(cohort_sizes), trainer.model
+        return {
+            "model": Group(model.vector_S.numel(), total, model.segments, reference=state["model"]),
+            "counters": Group(model.counters_N.numel(), total, model.counter_names, integer=True),
+            "losses": Group(1 + len(self.loss_names(t)), total),
+        }
+
+    def client_update(
+        self, trainer: Trainer, data: ClientData, state: State, t: int
+    ) -> Mapping[str, Term]:
+        """Train one client from the round's state; its terms of the sums."""
+        losses = trainer.train(data, state, t, lambda batch: self.loss(batch, state, t))
+        return self.model_terms(trainer, data, losses, t)
+
+    def model_terms(
+        self, trainer: Trainer, data: ClientData, losses: Mapping[str, float], t: int
+    ) -> dict[str, Term]:
+        """The trained model and the losses as terms."""
+        names = ("total", *self.loss_names(t))
+        values = trainer.model.vector_S.new_tensor([losses[name] for name in names])
+        return {
+            "model": Term(trainer.model.vector_S, data.num_examples),
+            "counters": Term(trainer.model.counters_N, data.num_examples),
+            "losses": Term(values, data.num_examples),
+        }
+
+    def server_update(self, state: State, sums: WeightedSums, t: int) -> None:
+        """The next round's state in place, from the reduced sums. On rank 0."""
+        state["model"].copy_(sums.mean("model"))
+        state["counters"].copy_(sums.mean("counters"))
+
+    def metrics(self, sums: WeightedSums, t: int, num_rounds: int) -> dict[str, Any]:
+        """What `metrics.jsonl` records of a round, from the reduced sums. On rank 0."""
+        means = sums.mean("losses").tolist()
+        return {"loss": means[0], **{f"loss_{n}": v for n, v in zip(self.loss_names(t), means[1:], strict=True)}}

@@ -1,0 +1,18 @@
+"""FedAvg: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+AISTATS 2017, arXiv 1602.05629, Algorithm 1."""
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+
+from fedproc_mpi.algorithms.base import Algorithm
+from fedproc_mpi.client import Batch, LossParts
+from fedproc_mpi.flat import State
+
+
+@dataclass(frozen=True)
+class FedAvg(Algorithm):
+    """FedAvg: local SGD on the cross-entropy, models averaged by sample count."""
+
+    def loss(self, batch: Batch, state: State, t: int) -> LossParts:
+        return {"ce": (1.0, F.cross_entropy(batch.logits_BK, batch.y_B))}

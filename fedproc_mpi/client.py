@@ -1,0 +1,196 @@
+"""Local work on one rank: a client's training, its class means, a share of the evaluation.
+
+Shapes: B batch, C channels, H, W image, D width of z, K classes, P parameters.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedproc_mpi import devices
+from fedproc_mpi.config import Config
+from fedproc_mpi.data import Batches, ClientData, Clients, cuts
+from fedproc_mpi.flat import FlatModel, State
+from fedproc_mpi.models import has_batchnorm
+from fedproc_mpi.seeds import torch_generator
+
+BLOCK = 256  # samples an evaluation block: logits change with the batch they are computed in (law 1)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a loss may read: images x_BCHW (float32), labels y_B (int64), z_BD, logits_BK."""
+
+    x_BCHW: Tensor
+    y_B: Tensor
+    z_BD: Tensor
+    logits_BK: Tensor
+
+
+LossParts = Mapping[str, tuple[float, Tensor]]  # name → (weight, value); the loss is Σ weight·value
+LossFunction = Callable[[Batch], LossParts]
+
+
+class Trainer:
+    """A rank's one model and optimizer, used for its clients one after the other."""
+
+    def __init__(
+        self, config: Config, model: FlatModel, batches: Batches, num_classes: int, embedding: int
+    ) -> None:
+        self.config, self.model, self.batches = config, model, batches
+        self.num_classes, self.embedding = num_classes, embedding
+        self.device = model.vector_S.device
+        self.seconds = {"train": 0.0, "prototypes": 0.0}
+        self.steps = 0  # optimizer steps of the last `train`
+        self._momentum_P = torch.zeros_like(model.grad_P)
+        self._min_batch = 2 if has_batchnorm(model.module) else 1
+
+    def train(
+        self,
+        data: ClientData,
+        state: State,
+        t: int,
+        loss: LossFunction,
+        correct_gradient: Callable[[Tensor, Tensor], None] | None = None,
+    ) -> dict[str, float]:
+        """Train the round's global model on a client for E local epochs of SGD.
+
+        correct_gradient(grad_P, w_P) may change the gradient in place before each step. Returns the
+        mean of the loss and of each of its parts over the round's samples.
+        """
+        with self._timed("train"):
+            self.model.load(state["model"], state["counters"])
+            return self._epochs(data, t, loss, correct_gradient)
+
+    def _epochs(
+        self,
+        data: ClientData,
+        t: int,
+        loss: LossFunction,
+        correct_gradient: Callable[[Tensor, Tensor], None] | None,
+    ) -> dict[str, float]:
+        config, model = self.config, self.model
+        w_P = model.vector_S[: model.num_params]
+        generator = torch_generator(config.seed, "shuffle", t, data.client)
+        self._momentum_P.zero_()
+        totals: dict[str, Tensor] = {}
+        samples, self.steps = 0, 0
+        # A lone sample has no batch statistics: BatchNorm then uses (and keeps) the running ones.
+        model.module.train(data.num_examples >= self._min_batch)
+        for _ in range(config.local_epochs):
+            drop_last = config.last_batch == "drop"
+            for x_BCHW, y_B in self.batches.epoch(
+                data, config.batch_size, generator, drop_last, self._min_batch
+            ):
+                with devices.autocast(config, self.device):
+                    z_BD, logits_BK = model.module(x_BCHW)
+                    parts = dict(loss(Batch(x_BCHW, y_B, z_BD.float(), logits_BK.float())))
+                    total = sum(weight * value for weight, value in parts.values())
+                model.grad_P.zero_()
+                total.backward()
+                if correct_gradient is not None:
+                    correct_gradient(model.grad_P, w_P)
+                self._step(w_P)
+                samples += len(y_B)
+                self.steps += 1
+                for name, value in [("total", total), *((n, v) for n, (_, v) in parts.items())]:
+                    term = value.detach() * len(y_B)
+                    totals[name] = totals[name] + term if name in totals else term
+        return {name: float(value) / samples for name, value in totals.items()}
+
+    @torch.no_grad()
+    def _step(self, w_P: Tensor) -> None:
+        """SGD with momentum and weight decay, as torch.optim.SGD does it."""
+        config, grad_P = self.config, self.model.grad_P
+        if config.weight_decay:
+            grad_P.add_(w_P, alpha=config.weight_decay)
+        if config.momentum:
+            grad_P = self._momentum_P.mul_(config.momentum).add_(grad_P)
+        w_P.add_(grad_P, alpha=-config.lr)
+
+    @torch.no_grad()
+    def class_means(
+        self, data: ClientData, mode: str = "eval", t: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Mean z of each class under the present weights: (means_KD float32, counts_K int64).
+
+        eval: all samples, no augmentation, eval mode (FedProc Eq. 5). train: one training epoch's
+        batches in train mode, augmented, without the short last one (the author's code); BatchNorm
+        buffers are left as they were. Rows of classes without samples are 0.
+        """
+        with self._timed("prototypes"):
+            sums_KD = torch.zeros(
+                self.num_classes, self.embedding, dtype=torch.float64, device=self.device
+            )
+            counts_K = torch.zeros(self.num_classes, dtype=torch.int64, device=self.device)
+            buffers = self.model.vector_S[self.model.num_params :].clone(), self.model.counters_N.clone()
+            if mode == "train":
+                self.model.module.train(data.num_examples >= self._min_batch)
+                generator = torch_generator(self.config.seed, "class means", t, data.client)
+                batches = self.batches.epoch(
+                    data, self.config.batch_size, generator, True, self._min_batch
+                )
+            else:
+                self.model.module.eval()
+                batches = (
+                    (self.batches.normalise(data.x_NCHW[a:b]), data.y_N[a:b])
+                    for a, b in cuts(data.num_examples, BLOCK, False, 1)
+                )
+            for x_BCHW, y_B in batches:
+                z_BD, _ = self.forward(x_BCHW)
+                one_hot_BK = torch.nn.functional.one_hot(y_B, self.num_classes)
+                sums_KD += one_hot_BK.to(torch.float64).T @ z_BD.to(torch.float64)
+                counts_K += one_hot_BK.sum(0)
+            self.model.vector_S[self.model.num_params :] = buffers[0]
+            self.model.counters_N.copy_(buffers[1])
+            return (sums_KD / counts_K.clamp(min=1)[:, None]).float(), counts_K
+
+    @torch.no_grad()
+    def forward(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+        """(z_BD, logits_BK), float32, of normalised images under the present weights and mode."""
+        with devices.autocast(self.config, self.device):
+            z_BD, logits_BK = self.model.module(x_BCHW)
+        return z_BD.float(), logits_BK.float()
+
+    @contextmanager
+    def _timed(self, phase: str):
+        start = time.perf_counter()
+        yield
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.seconds[phase] += time.perf_counter() - start
+
+
+class TestShare:
+    """This rank's blocks of the global test set; block j goes to client rank number j mod n."""
+
+    __test__ = False
+
+    def __init__(self, clients: Clients, share: int, shares: int) -> None:
+        self._clients, self._blocks = clients, list(range(share, -(-clients.shards.num_test // BLOCK), shares))
+        self._resident: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @torch.no_grad()
+    def count_correct(self, trainer: Trainer, state: State) -> int:
+        """Correct predictions of the state's model on these blocks, in eval mode."""
+        if not self._blocks:
+            return 0
+        trainer.model.load(state["model"], state["counters"])
+        trainer.model.module.eval()
+        correct = 0
+        for block in self._blocks:
+            x_BCHW, y_B = self._load(block)
+            _, logits_BK = trainer.forward(trainer.batches.normalise(x_BCHW))
+            correct += int((logits_BK.argmax(1) == y_B).sum())
+        return correct
+
+    def _load(self, block: int) -> tuple[Tensor, Tensor]:
+        if block not in self._resident:
+            x_NHWC, y_N = self._clients.shards.test(block * BLOCK, (block + 1) * BLOCK)
+            x_NCHW = self._clients.to_device(x_NHWC)
+            self._resident[block] = x_NCHW, torch.from_numpy(y_N.astype("int64")).to(x_NCHW.device)
+        return self._resident[block]

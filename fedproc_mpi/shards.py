@@ -1,0 +1,251 @@
+"""The shards file: one HDF5 file with the clients' training samples in client order, and the test set.
+
+    /train/images   (N, H, W, C) uint8   client i = rows offsets[i]:offsets[i+1]
+    /train/labels   (N,) uint16
+    /train/offsets  (m+1,) int64
+    /train/checksums (m, 32) uint8       SHA-256 of a client's image bytes, then label bytes
+    /test/images, /test/labels           the global test set
+    /test/client_rows, /test/client_offsets   each client's own test rows (its class mix)
+
+Datasets are contiguous and uncompressed: a rank reads a client with one sequential read. Files are
+opened read-only with HDF5's locking off (Lustre and NFS often refuse locks), and written to a temporary
+name that is renamed at the end. This module is the one place that knows the format.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from fedproc_mpi.errors import UserError
+
+FORMAT, FORMAT_VERSION = "fedproc_mpi shards", 1
+Images = npt.NDArray[np.uint8]
+Labels = npt.NDArray[np.uint16]
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a shards file says of itself. mean, std: per channel, of the training set scaled to [0, 1]."""
+
+    dataset: str
+    class_names: Sequence[str]
+    image_shape: tuple[int, int, int]  # H, W, C
+    partition: str
+    seed: int
+    mean: Sequence[float]
+    std: Sequence[float]
+    beta: float | None = None
+    client_names: Sequence[str] = field(default_factory=tuple)
+    made_by: str = ""
+
+
+def write_shards(
+    path: Path,
+    header: Header,
+    sizes: Sequence[int],
+    clients: Iterable[tuple[Images, Labels]],
+    test: Iterable[tuple[Images, Labels]],
+    num_test: int,
+    client_test_rows: Sequence[Rows],
+) -> str:
+    """Write a shards file; returns its fingerprint.
+
+    clients: in client order, client i with sizes[i] samples; test: the test set in pieces; both may be
+    generators, so that one client at a time is in memory. An interrupted write leaves no file at `path`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    try:
+        with h5py.File(temporary, "w", libver="v110") as file:
+            images, labels = _create(file, "train", int(offsets[-1]), header.image_shape)
+            checksums = np.zeros((len(sizes), 32), np.uint8)
+            for i, (x_NHWC, y_N) in enumerate(clients):
+                rows = slice(int(offsets[i]), int(offsets[i + 1]))
+                images[rows], labels[rows] = x_NHWC, y_N
+                checksums[i] = np.frombuffer(_checksum(x_NHWC, y_N), np.uint8)
+            file["train/offsets"], file["train/checksums"] = offsets, checksums
+            test_images, test_labels = _create(file, "test", num_test, header.image_shape)
+            start = 0
+            for x_NHWC, y_N in test:
+                test_images[start : start + len(y_N)], test_labels[start : start + len(y_N)] = x_NHWC, y_N
+                start += len(y_N)
+            assert start == num_test
+            file["test/client_rows"] = np.concatenate([*client_test_rows, []]).astype(np.int64)
+            lengths = [len(rows) for rows in client_test_rows]
+            file["test/client_offsets"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+            file.attrs["test_checksum"] = _test_checksum(file)
+            file.attrs["format"], file.attrs["format_version"] = FORMAT, FORMAT_VERSION
+            file.attrs["header"] = json.dumps(asdict(header))
+            file.attrs["fingerprint"] = fingerprint = _fingerprint(file)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return fingerprint
+
+
+class Shards:
+    """A shards file, opened for reading. `with Shards(path) as shards:` or `close()`.
+
+    Raises UserError, naming the file and what is wrong, when it is missing, no HDF5, truncated, of
+    another format version, or not consistent in itself. `verify_client` checks contents.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise UserError(f"{path}: no such shards file; `python -m data_prep --help` tells how to make one")
+        try:
+            self._file = h5py.File(self.path, "r", locking=False)
+        except OSError as error:
+            if "truncated" in str(error):
+                raise UserError(f"{path}: the file is truncated; make it again with data_prep") from error
+            raise UserError(f"{path}: cannot be read as HDF5 ({_brief(error)})") from error
+        try:
+            self._read_structure()
+        except (KeyError, TypeError, ValueError, OSError) as error:
+            self.close()
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"{path}: not a whole shards file ({_brief(error)}); make it again") from error
+
+    def _read_structure(self) -> None:
+        attributes = self._file.attrs
+        if attributes.get("format") != FORMAT:
+            raise UserError(f"{self.path}: an HDF5 file, but no shards file of fedproc_mpi")
+        if int(attributes["format_version"]) != FORMAT_VERSION:
+            version = int(attributes["format_version"])
+            raise UserError(
+                f"{self.path}: format version {version}, this package reads {FORMAT_VERSION}; make it again"
+            )
+        header: dict[str, Any] = json.loads(attributes["header"])
+        self.header = Header(**{**header, "image_shape": tuple(header["image_shape"])})
+        self._images, self._labels = self._file["train/images"], self._file["train/labels"]
+        self._test_images, self._test_labels = self._file["test/images"], self._file["test/labels"]
+        self.offsets: Rows = self._file["train/offsets"][:]
+        self.fingerprint = str(attributes["fingerprint"])
+        shapes = {self._images.shape[1:], self._test_images.shape[1:]}
+        if shapes != {self.header.image_shape}:
+            raise UserError(f"{self.path}: images are {shapes}, the header says {self.header.image_shape}")
+        if self.fingerprint != _fingerprint(self._file):
+            raise UserError(f"{self.path}: header, offsets or checksums do not match the fingerprint")
+        if self.offsets[0] != 0 or self.offsets[-1] != len(self._images) or self.num_clients < 1:
+            raise UserError(f"{self.path}: train/offsets do not span the {len(self._images)} samples")
+        empty = np.flatnonzero(np.diff(self.offsets) <= 0)
+        if len(empty):
+            raise UserError(f"{self.path}: client {empty[0]} has no samples; partition again")
+        if self.num_test < 1:
+            raise UserError(f"{self.path}: the test set is empty")
+
+    @property
+    def num_clients(self) -> int:
+        """m."""
+        return len(self.offsets) - 1
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return len(self.header.class_names)
+
+    @property
+    def num_test(self) -> int:
+        """Samples in the global test set."""
+        return len(self._test_images)
+
+    @property
+    def sizes(self) -> list[int]:
+        """|D_i| of each client."""
+        return [int(n) for n in np.diff(self.offsets)]
+
+    def client(self, i: int) -> tuple[Images, Labels]:
+        """A client's samples: images (n, H, W, C) uint8, labels (n,) uint16."""
+        rows = slice(int(self.offsets[i]), int(self.offsets[i + 1]))
+        return self._images[rows], self._labels[rows]
+
+    def client_labels(self, i: int) -> Labels:
+        """A client's labels alone, (n,) uint16."""
+        return self._labels[int(self.offsets[i]) : int(self.offsets[i + 1])]
+
+    def test(self, start: int, stop: int) -> tuple[Images, Labels]:
+        """Rows start:stop of the test set."""
+        return self._test_images[start:stop], self._test_labels[start:stop]
+
+    def client_test_rows(self, i: int) -> Rows:
+        """The rows of the test set that follow client i's own class mix."""
+        start, stop = self._file["test/client_offsets"][i : i + 2]
+        return self._file["test/client_rows"][start:stop]
+
+    def verify_client(self, i: int) -> None:
+        """Raise UserError, naming the client, when its bytes changed or a label is not a class."""
+        x_NHWC, y_N = self.client(i)
+        if _checksum(x_NHWC, y_N) != self._file["train/checksums"][i].tobytes():
+            raise UserError(f"{self.path}: client {i}: checksum mismatch, its data changed; make it again")
+        if int(y_N.max()) >= self.num_classes:
+            raise UserError(f"{self.path}: client {i}: label {y_N.max()} of {self.num_classes} classes")
+
+    def verify_test(self) -> None:
+        """The same for the test set."""
+        if _test_checksum(self._file) != self._file.attrs["test_checksum"]:
+            raise UserError(f"{self.path}: test set: checksum mismatch, its data changed; make it again")
+        if int(self._test_labels[:].max()) >= self.num_classes:
+            raise UserError(f"{self.path}: test set: a label outside the {self.num_classes} classes")
+        rows = self._file["test/client_rows"][:]
+        if len(self._file["test/client_offsets"]) != self.num_clients + 1 or (
+            len(rows) and not 0 <= rows.min() <= rows.max() < self.num_test
+        ):
+            raise UserError(f"{self.path}: test/client_rows do not fit the test set")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __enter__(self) -> "Shards":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _create(file: h5py.File, group: str, n: int, shape: tuple[int, int, int]) -> tuple[Any, Any]:
+    images = file.create_dataset(f"{group}/images", (n, *shape), np.uint8)
+    return images, file.create_dataset(f"{group}/labels", (n,), np.dtype("<u2"))
+
+
+def _checksum(x_NHWC: Images, y_N: Labels) -> bytes:
+    digest = hashlib.sha256(np.ascontiguousarray(x_NHWC, np.uint8).data)
+    digest.update(np.ascontiguousarray(y_N, "<u2").data)
+    return digest.digest()
+
+
+def _test_checksum(file: h5py.File, block: int = 4096) -> str:
+    digest = hashlib.sha256()
+    images, labels = file["test/images"], file["test/labels"]
+    for start in range(0, len(images), block):
+        digest.update(_checksum(images[start : start + block], labels[start : start + block]))
+    for name in ("test/client_rows", "test/client_offsets"):
+        digest.update(np.ascontiguousarray(file[name][:], "<i8").data)
+    return digest.hexdigest()
+
+
+def _fingerprint(file: h5py.File) -> str:
+    digest = hashlib.sha256(str(file.attrs["header"]).encode())
+    digest.update(np.ascontiguousarray(file["train/offsets"][:], "<i8").data)
+    digest.update(file["train/checksums"][:].tobytes())
+    digest.update(str(file.attrs["test_checksum"]).encode())
+    return digest.hexdigest()
+
+
+def _brief(error: Exception) -> str:
+    return " ".join(str(error).split())[:120]
