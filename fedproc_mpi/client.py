@@ -31,6 +31,14 @@ class Batch:
     logits_BK: Tensor
 
 
+@dataclass(frozen=True)
+class Round:
+    """Round t of T, t from 0."""
+
+    t: int
+    total: int
+
+
 LossParts = Mapping[str, tuple[float, Tensor]]  # name → (weight, value); the loss is Σ weight·value
 LossFunction = Callable[[Batch], LossParts]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedproc_mpi.client import Batch, LossParts, Trainer
+from fedproc_mpi.client import Batch, LossParts, Round, Trainer
 from fedproc_mpi.comm import Comm
 from fedproc_mpi.data import ClientData, Clients
 from fedproc_mpi.flat import Entry, State
@@ -36,35 +36,35 @@ class Algorithm:
         mine: this rank's share of all clients. The state already holds the initial model.
         """
 
-    def loss(self, batch: Batch, state: State, t: int) -> LossParts:
+    def loss(self, batch: Batch, state: State, r: Round) -> LossParts:
         """The parts of the local loss, name → (weight, value)."""
         raise NotImplementedError
 
-    def loss_names(self, t: int) -> Sequence[str]:
-        """The parts that `loss` returns in round t, the same on every rank."""
+    def loss_names(self, r: Round) -> Sequence[str]:
+        """The parts that `loss` returns in round r, the same on every rank."""
         return ("ce",)
 
-    def groups(self, state: State, trainer: Trainer, cohort_sizes: Sequence[int], t: int) -> dict[str, Group]:
+    def groups(self, state: State, trainer: Trainer, cohort_sizes: Sequence[int], r: Round) -> dict[str, Group]:
         """The sums of a round: the whole model state, weighted by |D_i|, and the losses."""
         total, model = sum(cohort_sizes), trainer.model
         return {
             "model": Group(model.vector_S.numel(), total, model.segments, reference=state["model"]),
             "counters": Group(model.counters_N.numel(), total, model.counter_names, integer=True),
-            "losses": Group(1 + len(self.loss_names(t)), total),
+            "losses": Group(1 + len(self.loss_names(r)), total),
         }
 
     def client_update(
-        self, trainer: Trainer, data: ClientData, state: State, t: int
+        self, trainer: Trainer, data: ClientData, state: State, r: Round
     ) -> Mapping[str, Term]:
         """Train one client from the round's state; its terms of the sums."""
-        losses = trainer.train(data, state, t, lambda batch: self.loss(batch, state, t))
-        return self.model_terms(trainer, data, losses, t)
+        losses = trainer.train(data, state, r.t, lambda batch: self.loss(batch, state, r))
+        return self.model_terms(trainer, data, losses, r)
 
     def model_terms(
-        self, trainer: Trainer, data: ClientData, losses: Mapping[str, float], t: int
+        self, trainer: Trainer, data: ClientData, losses: Mapping[str, float], r: Round
     ) -> dict[str, Term]:
         """The trained model and the losses as terms."""
-        names = ("total", *self.loss_names(t))
+        names = ("total", *self.loss_names(r))
         values = trainer.model.vector_S.new_tensor([losses[name] for name in names])
         return {
             "model": Term(trainer.model.vector_S, data.num_examples),
@@ -72,12 +72,12 @@ class Algorithm:
             "losses": Term(values, data.num_examples),
         }
 
-    def server_update(self, state: State, sums: WeightedSums, t: int) -> None:
+    def server_update(self, state: State, sums: WeightedSums, r: Round) -> None:
         """The next round's state in place, from the reduced sums. On rank 0."""
         state["model"].copy_(sums.mean("model"))
         state["counters"].copy_(sums.mean("counters"))
 
-    def metrics(self, sums: WeightedSums, t: int, num_rounds: int) -> dict[str, Any]:
+    def metrics(self, sums: WeightedSums, r: Round) -> dict[str, Any]:
         """What `metrics.jsonl` records of a round, from the reduced sums. On rank 0."""
         means = sums.mean("losses").tolist()
-        return {"loss": means[0], **{f"loss_{n}": v for n, v in zip(self.loss_names(t), means[1:], strict=True)}}
+        return {"loss": means[0], **{f"loss_{n}": v for n, v in zip(self.loss_names(r), means[1:], strict=True)}}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 
 from fedproc_mpi.algorithms.base import Algorithm
-from fedproc_mpi.client import Batch, LossParts
+from fedproc_mpi.client import Batch, LossParts, Round
 from fedproc_mpi.flat import State
 
 
@@ -14,5 +14,5 @@ from fedproc_mpi.flat import State
 class FedAvg(Algorithm):
     """FedAvg: local SGD on the cross-entropy, models averaged by sample count."""
 
-    def loss(self, batch: Batch, state: State, t: int) -> LossParts:
+    def loss(self, batch: Batch, state: State, r: Round) -> LossParts:
         return {"ce": (1.0, F.cross_entropy(batch.logits_BK, batch.y_B))}

@@ -1,0 +1,65 @@
+"""Atomic save and resume. A rename is the only commit; the previous checkpoint is kept until the next."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedproc_mpi.errors import UserError
+from fedproc_mpi.flat import State
+
+NAME, PREVIOUS = "checkpoint.pt", "checkpoint.prev.pt"
+
+
+def save_atomically(value: Any, path: Path) -> None:
+    """torch.save to a temporary name, fsync, rename: `path` is the old file or the new one, never half.
+
+    Raises UserError when the disk is full or the directory is not writable; the old file stays good.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            torch.save(value, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:
+        temporary.unlink(missing_ok=True)
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UserError(
+            f"cannot save {path}: {' '.join(str(reason).split())}; what was saved before is still good: "
+            "make room and go on with --resume"
+        ) from error
+
+
+def save(run_dir: Path, state: State, next_round: int) -> None:
+    """Save the server's state at the start of round `next_round`."""
+    tensors = {name: tensor.cpu().clone() for name, tensor in state.tensors().items()}
+    path = run_dir / NAME
+    staged = run_dir / "checkpoint.new.pt"
+    save_atomically({"next_round": next_round, "state": tensors}, staged)
+    if path.exists():
+        os.replace(path, run_dir / PREVIOUS)
+    os.replace(staged, path)
+
+
+def load(run_dir: Path, state: State) -> int:
+    """Fill `state` from the newest good checkpoint; the round to go on with (0: there is none).
+
+    Raises UserError when there are checkpoints but none can be read.
+    """
+    broken = []
+    for name in (NAME, PREVIOUS):
+        if not (run_dir / name).exists():
+            continue
+        try:
+            saved = torch.load(run_dir / name, map_location="cpu", weights_only=True)
+            for key, tensor in state.tensors().items():
+                tensor.copy_(saved["state"][key])
+            return int(saved["next_round"])
+        except Exception as error:  # a damaged file can fail in any way inside torch.load
+            broken.append(f"{name}: {type(error).__name__}")
+    if broken:
+        raise UserError(f"{run_dir}: no checkpoint can be read ({'; '.join(broken)}); start a new run")
+    return 0
