@@ -9,7 +9,7 @@ import torch
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.flat import State
 
-NAME, PREVIOUS = "checkpoint.pt", "checkpoint.prev.pt"
+NAME, PREVIOUS, STAGED = "checkpoint.pt", "checkpoint.prev.pt", ".checkpoint.staged.pt"
 
 
 def save_atomically(value: Any, path: Path) -> None:
@@ -33,15 +33,17 @@ def save_atomically(value: Any, path: Path) -> None:
         ) from error
 
 
-def save(run_dir: Path, state: State, next_round: int) -> None:
-    """Save the server's state at the start of round `next_round`."""
+def stage(run_dir: Path, state: State, next_round: int) -> None:
+    """Write the server's state at the start of round `next_round`, not yet as the checkpoint."""
     tensors = {name: tensor.cpu().clone() for name, tensor in state.tensors().items()}
-    path = run_dir / NAME
-    staged = run_dir / "checkpoint.new.pt"
-    save_atomically({"next_round": next_round, "state": tensors}, staged)
-    if path.exists():
-        os.replace(path, run_dir / PREVIOUS)
-    os.replace(staged, path)
+    save_atomically({"next_round": next_round, "state": tensors}, run_dir / STAGED)
+
+
+def commit(run_dir: Path) -> None:
+    """Make the staged state the checkpoint."""
+    if (run_dir / NAME).exists():
+        os.replace(run_dir / NAME, run_dir / PREVIOUS)
+    os.replace(run_dir / STAGED, run_dir / NAME)
 
 
 def load(run_dir: Path, state: State) -> int:

@@ -121,9 +121,7 @@ class Trainer:
         w_P.add_(grad_P, alpha=-config.lr)
 
     @torch.no_grad()
-    def class_means(
-        self, data: ClientData, mode: str = "eval", t: int = 0
-    ) -> tuple[Tensor, Tensor]:
+    def class_means(self, data: ClientData, mode: str = "eval", t: int = 0) -> tuple[Tensor, Tensor]:
         """Mean z of each class under the present weights: (means_KD float32, counts_K int64).
 
         eval: all samples, no augmentation, eval mode (FedProc Eq. 5). train: one training epoch's
@@ -131,17 +129,13 @@ class Trainer:
         buffers are left as they were. Rows of classes without samples are 0.
         """
         with self._timed("prototypes"):
-            sums_KD = torch.zeros(
-                self.num_classes, self.embedding, dtype=torch.float64, device=self.device
-            )
+            sums_KD = torch.zeros(self.num_classes, self.embedding, dtype=torch.float64, device=self.device)
             counts_K = torch.zeros(self.num_classes, dtype=torch.int64, device=self.device)
             buffers = self.model.vector_S[self.model.num_params :].clone(), self.model.counters_N.clone()
             if mode == "train":
                 self.model.module.train(data.num_examples >= self._min_batch)
                 generator = torch_generator(self.config.seed, "class means", t, data.client)
-                batches = self.batches.epoch(
-                    data, self.config.batch_size, generator, True, self._min_batch
-                )
+                batches = self.batches.epoch(data, self.config.batch_size, generator, True, self._min_batch)
             else:
                 self.model.module.eval()
                 batches = (
@@ -179,7 +173,10 @@ class TestShare:
     __test__ = False
 
     def __init__(self, clients: Clients, share: int, shares: int) -> None:
-        self._clients, self._blocks = clients, list(range(share, -(-clients.shards.num_test // BLOCK), shares))
+        self._clients, self._blocks = (
+            clients,
+            list(range(share, -(-clients.shards.num_test // BLOCK), shares)),
+        )
         self._resident: dict[int, tuple[Tensor, Tensor]] = {}
 
     @torch.no_grad()

@@ -150,9 +150,9 @@ def rotate(x_BCHW: Tensor, degrees_B: Tensor) -> Tensor:
     cos_B, sin_B = radians_B.cos(), radians_B.sin()
     ratio = height / width
     zero_B = torch.zeros_like(cos_B)
-    theta_B23 = torch.stack(
-        [cos_B, -sin_B * ratio, zero_B, sin_B / ratio, cos_B, zero_B], dim=1
-    ).view(-1, 2, 3)
+    theta_B23 = torch.stack([cos_B, -sin_B * ratio, zero_B, sin_B / ratio, cos_B, zero_B], dim=1).view(
+        -1, 2, 3
+    )
     grid_BHW2 = F.affine_grid(theta_B23, list(x_BCHW.shape), align_corners=False)
     out = F.grid_sample(x_BCHW.float(), grid_BHW2, mode="nearest", padding_mode="zeros", align_corners=False)
     return out.to(x_BCHW.dtype)

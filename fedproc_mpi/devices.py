@@ -16,7 +16,7 @@ def set_up(config: Config, comm: Comm) -> torch.device:
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_num_threads(config.threads)
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms imports the compiler: 2 s
     torch.backends.cudnn.benchmark = False
     tf32 = config.precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = tf32

@@ -104,7 +104,9 @@ class Shards:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         if not self.path.is_file():
-            raise UserError(f"{path}: no such shards file; `python -m data_prep --help` tells how to make one")
+            raise UserError(
+                f"{path}: no such shards file; `python -m data_prep --help` tells how to make one"
+            )
         try:
             self._file = h5py.File(self.path, "r", locking=False)
         except OSError as error:

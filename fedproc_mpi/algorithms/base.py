@@ -44,7 +44,9 @@ class Algorithm:
         """The parts that `loss` returns in round r, the same on every rank."""
         return ("ce",)
 
-    def groups(self, state: State, trainer: Trainer, cohort_sizes: Sequence[int], r: Round) -> dict[str, Group]:
+    def groups(
+        self, state: State, trainer: Trainer, cohort_sizes: Sequence[int], r: Round
+    ) -> dict[str, Group]:
         """The sums of a round: the whole model state, weighted by |D_i|, and the losses."""
         total, model = sum(cohort_sizes), trainer.model
         return {
@@ -53,9 +55,7 @@ class Algorithm:
             "losses": Group(1 + len(self.loss_names(r)), total),
         }
 
-    def client_update(
-        self, trainer: Trainer, data: ClientData, state: State, r: Round
-    ) -> Mapping[str, Term]:
+    def client_update(self, trainer: Trainer, data: ClientData, state: State, r: Round) -> Mapping[str, Term]:
         """Train one client from the round's state; its terms of the sums."""
         losses = trainer.train(data, state, r.t, lambda batch: self.loss(batch, state, r))
         return self.model_terms(trainer, data, losses, r)
@@ -80,4 +80,7 @@ class Algorithm:
     def metrics(self, sums: WeightedSums, r: Round) -> dict[str, Any]:
         """What `metrics.jsonl` records of a round, from the reduced sums. On rank 0."""
         means = sums.mean("losses").tolist()
-        return {"loss": means[0], **{f"loss_{n}": v for n, v in zip(self.loss_names(r), means[1:], strict=True)}}
+        return {
+            "loss": means[0],
+            **{f"loss_{n}": v for n, v in zip(self.loss_names(r), means[1:], strict=True)},
+        }

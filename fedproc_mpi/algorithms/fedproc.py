@@ -23,31 +23,34 @@ from fedproc_mpi.flat import Entry, State
 from fedproc_mpi.seeds import torch_generator
 from fedproc_mpi.sums import Group, Term, WeightedSums
 
+IGNORE = -100  # cross_entropy's mark for a sample that adds nothing
+
 
 def loss_gpc(
     z_BD: Tensor, y_B: Tensor, proto_KD: Tensor, seen_K: Tensor, temperature: float, twice: bool = False
 ) -> Tensor:
-    """Global prototypical contrastive loss (FedProc Eq. 8): cross-entropy on cosine logits.
+    """Global prototypical contrastive loss (FedProc §3.3): cross-entropy on cosine logits.
 
     seen_K (bool): classes that have a prototype; the others are masked out of the softmax, and a sample
     of such a class adds 0 to the mean over the batch. twice: the positive stands in the denominator a
     second time (Alg. 1 l.18 read literally). No gradient flows into the prototypes.
     """
     cosine_BK = F.normalize(z_BD) @ F.normalize(proto_KD.detach()).T / temperature
-    cosine_BK = cosine_BK.masked_fill(~seen_K, float("-inf"))
-    positive_B1 = cosine_BK.gather(1, y_B[:, None])
-    terms_BX = torch.cat([cosine_BK, positive_B1], dim=1) if twice else cosine_BK
-    known_B = seen_K[y_B]
-    # -inf - -inf would be NaN in the backward pass too, so samples without a prototype leave before.
-    loss_b = terms_BX[known_B].logsumexp(1) - positive_B1[known_B, 0]
-    return loss_b.sum() / len(y_B)
+    if not seen_K.all():
+        cosine_BK = cosine_BK.masked_fill(~seen_K, torch.finfo(cosine_BK.dtype).min)
+        y_B = torch.where(seen_K[y_B], y_B, IGNORE)
+    if not twice:
+        return F.cross_entropy(cosine_BK, y_B, ignore_index=IGNORE, reduction="sum") / len(y_B)
+    known_B = y_B != IGNORE
+    positive_b = cosine_BK[known_B].gather(1, y_B[known_B, None])[:, 0]
+    return (cosine_BK[known_B].logsumexp(1).logaddexp(positive_b) - positive_b).sum() / len(y_B)
 
 
 @dataclass(frozen=True)
 class FedProc(Algorithm):
     """FedProc: local training contrasts z with global class prototypes, then with the classifier."""
 
-    temperature: float = setting(1.0, "temperature of the cosine logits; 1 is none", "FedProc Eq. 8")
+    temperature: float = setting(1.0, "temperature of the cosine logits; 1 is none")
     prototype_source: Literal["global", "local"] = setting(
         "global", "prototypes in the loss; local: the client's own class means at the start of the round"
     )
@@ -58,11 +61,11 @@ class FedProc(Algorithm):
         "paper", "round 0 as printed, or cross-entropy alone", "author's code: cross_entropy"
     )
     alpha_schedule: Literal["linear", "over100", "constant", "reverse"] = setting(
-        "linear", "weight of the prototype loss: 1 - t/T; 1 - t/100; --alpha; t/T", "FedProc Eq. 10, Tab. 4"
+        "linear", "weight of the prototype loss: 1 - t/T; 1 - t/100; --alpha; t/T", "Alg. 1; Tab. 4"
     )
     alpha: float = setting(0.5, "the weight under --alpha-schedule constant, 0 to 1")
     prototype_average: Literal["holders", "all", "count"] = setting(
-        "holders", "uniform over the clients that hold the class; 1/m over all; by class count", "Eq. 6"
+        "holders", "uniform over the clients that hold the class; 1/m over all; by class count"
     )
     absent_class: Literal["keep", "zeros"] = setting(
         "keep", "prototype of a class that no participant holds", "author's code: zeros"
@@ -81,7 +84,7 @@ class FedProc(Algorithm):
             raise UserError(f"--alpha must be in [0, 1], not {self.alpha}")
 
     def alpha_at(self, r: Round) -> float:
-        """α: the weight of the prototype loss in round t (FedProc Eq. 10)."""
+        """α: the weight of the prototype loss in round t."""
         if r.t == 0 and self.first_round == "cross_entropy":
             return 0.0
         if self.alpha_schedule == "constant":
@@ -103,7 +106,9 @@ class FedProc(Algorithm):
             state["seen"].fill_(True)
         if self.prototype_init != "means":
             return
-        sums = WeightedSums({"prototypes": self._prototype_group(trainer, clients.sizes, None)}, trainer.device)
+        sums = WeightedSums(
+            {"prototypes": self._prototype_group(trainer, clients.sizes, None)}, trainer.device
+        )
         trainer.model.load(state["model"], state["counters"])
         for k in mine:
             sums.add(k, {"prototypes": self._prototype_term(trainer, clients[k], t=-1)})
@@ -118,7 +123,7 @@ class FedProc(Algorithm):
         return self._loss(batch, r, state["prototypes"], state["seen"])
 
     def _loss(self, batch: Batch, r: Round, proto_KD: Tensor, seen_K: Tensor) -> LossParts:
-        """α·gpc + (1-α)·ce (FedProc Eq. 9); a part without weight is not computed."""
+        """α·gpc + (1-α)·ce; a part without weight is not computed."""
         alpha, parts = self.alpha_at(r), {}
         if alpha > 0:
             gpc = loss_gpc(
@@ -133,14 +138,14 @@ class FedProc(Algorithm):
         alpha = self.alpha_at(r)
         return [name for name, used in (("gpc", alpha > 0), ("ce", alpha < 1)) if used]
 
-    def groups(self, state: State, trainer: Trainer, cohort_sizes: Sequence[int], r: Round) -> dict[str, Group]:
+    def groups(
+        self, state: State, trainer: Trainer, cohort_sizes: Sequence[int], r: Round
+    ) -> dict[str, Group]:
         groups = super().groups(state, trainer, cohort_sizes, r)
         reference = state["prototypes"]
         return groups | {"prototypes": self._prototype_group(trainer, cohort_sizes, reference)}
 
-    def client_update(
-        self, trainer: Trainer, data: ClientData, state: State, r: Round
-    ) -> Mapping[str, Term]:
+    def client_update(self, trainer: Trainer, data: ClientData, state: State, r: Round) -> Mapping[str, Term]:
         """Alg. 1 l.12-23: local training, then the client's class means (Eq. 5)."""
         proto_KD, seen_K = state["prototypes"], state["seen"]
         if self.prototype_source == "local":
@@ -152,7 +157,7 @@ class FedProc(Algorithm):
         return terms | {"prototypes": self._prototype_term(trainer, data, r.t)}
 
     def server_update(self, state: State, sums: WeightedSums, r: Round) -> None:
-        """w and c of the next round (Alg. 1 l.9-10, Eq. 6)."""
+        """w and c of the next round (Alg. 1 l.9-10)."""
         super().server_update(state, sums, r)
         self._average_prototypes(state, sums)
 
@@ -169,7 +174,7 @@ class FedProc(Algorithm):
         return Term(means_KD, weights_K[self.prototype_average])
 
     def _average_prototypes(self, state: State, sums: WeightedSums) -> None:
-        """Eq. 6. A class that nobody holds keeps its prototype, or becomes 0; never seen: stays masked."""
+        """The average over clients. A class that nobody holds keeps its prototype, or becomes 0; never seen: stays masked."""
         held_K = sums.weights("prototypes") > 0
         if self.prototype_average == "all":
             held_K = sums.mean("prototypes").view(len(held_K), -1).abs().sum(1) > 0

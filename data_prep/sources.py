@@ -1,0 +1,54 @@
+"""Where images come from. A source is read lazily: labels first, images by index when they are written."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from data_prep.partition import Indices, stratified_split
+
+Pixels = Callable[[Indices], npt.NDArray[np.uint8]]  # indices → images (n, H, W, C) uint8
+
+
+@dataclass(frozen=True)
+class Split:
+    """One half of a data set: labels (N,), and images by index."""
+
+    labels: npt.NDArray[np.int64]
+    images: Pixels
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set: name, classes in order, image shape (H, W, C), training and test split."""
+
+    name: str
+    class_names: Sequence[str]
+    image_shape: tuple[int, int, int]
+    train: Split
+    test: Split
+
+
+def in_memory(x_NHWC: npt.NDArray[np.uint8], labels: npt.NDArray[np.integer]) -> Split:
+    """A split whose images are an array."""
+    return Split(labels.astype(np.int64), lambda rows: x_NHWC[rows])
+
+
+def digits(seed: int) -> Source:
+    """The embedded set: UCI/scikit-learn digits, 1,797 real 8×8 images of 10 classes, a fifth for test.
+
+    Pixels 0…16 are scaled to 0…255.
+    """
+    with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as file:
+        raw, labels = file["images"], file["labels"].astype(np.int64)
+    x_NHWC = np.rint(raw * (255 / 16)).astype(np.uint8)[..., None]
+    train, test = stratified_split(labels, 0.2, seed)
+    return Source(
+        "digits",
+        [str(k) for k in range(10)],
+        (8, 8, 1),
+        in_memory(x_NHWC[train], labels[train]),
+        in_memory(x_NHWC[test], labels[test]),
+    )

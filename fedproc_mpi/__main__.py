@@ -1,0 +1,117 @@
+"""`python -m fedproc_mpi`: one job from the command line. See --help."""
+
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedproc_mpi.comm.launch import connect
+from fedproc_mpi.errors import FedprocError, UserError
+
+if TYPE_CHECKING:
+    from fedproc_mpi.comm import Comm
+    from fedproc_mpi.config import Config
+    from fedproc_mpi.federated import Result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run; the exit code is 0, 2 (user's input), 3 (training failed), 75 (stopped, to be resumed)."""
+    try:
+        comm = connect()  # before torch: a wrong launch is told at once
+    except FedprocError as error:
+        print(f"fedproc_mpi: {error}", file=sys.stderr)
+        return error.exit_code
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv), comm)
+    except FedprocError as error:
+        if comm.rank == 0 or not error.agreed:
+            where = "" if error.agreed or comm.rank == 0 else f" (rank {comm.rank})"
+            print(f"fedproc_mpi: {error}{where}", file=sys.stderr, flush=True)
+        if not error.agreed and comm.size > 1:
+            comm.abort(error.exit_code)
+        return error.exit_code
+    except Exception:
+        print(f"fedproc_mpi: rank {comm.rank} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+        if comm.size > 1:
+            comm.abort(1)
+        return 1
+
+
+def _run(argv: list[str], comm: "Comm") -> int:
+    """Rank 0 reads the command line, all run, rank 0 shows the summary."""
+    config = _parse_together(argv, comm)
+    if config is None:
+        return 0
+    from fedproc_mpi.federated import run
+
+    result = run(config, comm)
+    if result is not None:
+        _show(result)
+    return 0
+
+
+def _parse_together(argv: list[str], comm: "Comm") -> "Config | None":
+    """The config on every rank; None after --help. Rank 0 makes the default shards where they miss."""
+    from fedproc_mpi.config import Config
+
+    error: FedprocError | None = None
+    flat = None
+    if comm.rank == 0:
+        from fedproc_mpi.cli import parse
+
+        try:
+            config = parse(argv)
+            if config.transport not in ("auto", comm.name):
+                raise UserError(f"--transport {config.transport}, but this was started as {comm.name}")
+            _prepare_default_shards(config)
+            flat = config.flat()
+        except FedprocError as caught:
+            error = caught
+        except SystemExit:  # --help
+            pass
+    comm.agree(error)
+    flat = comm.share(flat)
+    if flat is None:
+        return None
+    config = Config.create(**flat)
+    if comm.rank == 0:
+        from fedproc_mpi.devices import idle_cores
+
+        print(f"fedproc_mpi: {config.algorithm}, {comm.size} rank(s) over {comm.name}", flush=True)
+        if remark := idle_cores(config, comm):
+            print(f"fedproc_mpi: {remark}", flush=True)
+    return config
+
+
+def _prepare_default_shards(config: "Config") -> None:
+    from fedproc_mpi.config import DIGITS_SHARDS
+
+    if config.shards == DIGITS_SHARDS and not Path(DIGITS_SHARDS).exists():
+        from data_prep.__main__ import main as data_prep
+
+        arguments = ["digits", "--clients", "10", "--beta", "0.5", "--seed", "0", "--out", DIGITS_SHARDS]
+        if data_prep(arguments):
+            raise UserError(f"cannot make {DIGITS_SHARDS}")
+
+
+def _show(result: "Result") -> None:
+    """The summary in words, and the accuracy curve."""
+    from fedproc_mpi.report.curves import plot_accuracy
+
+    summary = result.summary
+    picture = plot_accuracy([result.run_dir], result.run_dir / "accuracy.png")
+    split = ", ".join(f"{k} {v:.1f}" for k, v in summary["seconds"].items() if v >= 0.05)
+    print(
+        f"\nfinal accuracy  {100 * summary['final_accuracy']:.2f} %"
+        f"\nbest accuracy   {100 * summary['best_accuracy']:.2f} %"
+        f"\nseconds         {summary['total_seconds']:.1f} ({split})"
+        f"\nmodel_sha256    {summary['model_sha256']}"
+        f"\nrun directory   {result.run_dir}"
+        f"\npicture         {picture}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

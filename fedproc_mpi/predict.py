@@ -1,0 +1,55 @@
+"""A finished run's model, ready to predict."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedproc_mpi.config import read_json
+from fedproc_mpi.errors import UserError
+from fedproc_mpi.models import build_model
+from fedproc_mpi.records import CONFIG
+
+
+class Predictor(nn.Module):
+    """Images in, logits out; normalisation included.
+
+    `prototypes_KD` (or None) are the global class prototypes; `class_names` the classes in order.
+    """
+
+    def __init__(self, model: nn.Module, mean: list[float], std: list[float], class_names: list[str]) -> None:
+        super().__init__()
+        self.model, self.class_names = model, class_names
+        self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))
+        self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
+        self.prototypes_KD: Tensor | None = None
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        """Logits (B, K) of images (B, C, H, W): uint8 in 0…255, or float in 0…1."""
+        return self._both(x_BCHW)[1]
+
+    def embed(self, x_BCHW: Tensor) -> Tensor:
+        """z (B, D) of images as in `forward`."""
+        return self._both(x_BCHW)[0]
+
+    def _both(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+        x_BCHW = x_BCHW.float() if x_BCHW.is_floating_point() else x_BCHW.float() / 255
+        return self.model((x_BCHW - self.mean) / self.std)
+
+
+def load_model(run_dir: str | Path) -> Predictor:
+    """The global model of a finished run, in eval mode. UserError where there is none."""
+    run_dir = Path(run_dir)
+    config = read_json(run_dir / CONFIG)
+    path = run_dir / "model.pt"
+    if not path.is_file():
+        raise UserError(f"{run_dir}: no model.pt; the run is not finished (--resume goes on)")
+    saved = torch.load(path, map_location="cpu", weights_only=True)
+    data = config["data"]
+    shape = (data["image_shape"][0], data["image_shape"][1], data["image_shape"][2])
+    names = list(data["class_names"])
+    model = build_model(config["model"], shape, len(names), config["normalize_z"], seed=0)
+    model.load_state_dict(saved["state_dict"])
+    predictor = Predictor(model, data["mean"], data["std"], names)
+    predictor.prototypes_KD = saved.get("prototypes")
+    return predictor.eval()

@@ -1,0 +1,232 @@
+"""What a run leaves behind: the run directory, metrics, the summary, progress. On rank 0."""
+
+import dataclasses
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedproc_mpi.config import Config, flag, read_json
+from fedproc_mpi.errors import UserError
+from fedproc_mpi.shards import Shards
+
+CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
+TOP = Path("runs")
+
+
+def open_run_dir(config: Config, shards: Shards, environment: Mapping[str, Any]) -> tuple[Path, bool]:
+    """The directory of this run, made if need be: (path, whether it holds the run already finished).
+
+    A new one without --resume; with it, --run-dir or the newest unfinished run of the same config.
+    Raises UserError when the directory holds another run, or cannot be written.
+    """
+    fingerprint = shards.fingerprint
+    if config.run_dir:
+        path = Path(config.run_dir)
+        if (path / CONFIG).exists():
+            if not config.resume:
+                state = "a finished run" if (path / SUMMARY).exists() else "an unfinished run"
+                raise UserError(f"{path} already holds {state}; add --resume to go on, or choose another")
+            if differing := _differences(path, config, fingerprint):
+                raise UserError(f"{path}: --resume with a config that differs: {differing}")
+            return path, (path / SUMMARY).exists()
+    else:
+        found = _newest_unfinished(config, fingerprint) if config.resume else None
+        if found:
+            return found, False
+        path = _new_name(config)
+    header = dataclasses.asdict(shards.header) | {"fingerprint": fingerprint}
+    kept = {**config.flat(), "run_dir": "", "resume": False, "data": header, "environment": environment}
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        _write_json(path / CONFIG, kept)
+    except OSError as error:
+        raise UserError(f"--run-dir {path}: cannot write there: {error.strerror}") from error
+    return path, False
+
+
+def _new_name(config: Config) -> Path:
+    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{Path(config.algorithm).stem}-{Path(config.shards).stem}"
+    names = (TOP / (f"{stem}-{i}" if i else stem) for i in range(1000))
+    return next(path for path in names if not path.exists())
+
+
+def _newest_unfinished(config: Config, fingerprint: str) -> Path | None:
+    unfinished = [p.parent for p in TOP.glob(f"*/{CONFIG}") if not (p.parent / SUMMARY).exists()]
+    unfinished.sort(key=lambda p: ((p / CONFIG).stat().st_mtime, p.name), reverse=True)
+    differing = {path: _differences(path, config, fingerprint) for path in unfinished}
+    same = [path for path, difference in differing.items() if not difference]
+    if unfinished and not same:
+        newest = unfinished[0]
+        raise UserError(f"--resume: no unfinished run of this config; {newest} differs: {differing[newest]}")
+    return same[0] if same else None
+
+
+def _differences(run_dir: Path, config: Config, fingerprint: str) -> str:
+    """The result fields in which a run's config differs, in words; '' where there is none."""
+    old = read_json(run_dir / CONFIG)
+    words = [
+        f"{flag(key)} was {old.get(key)!r}, now {value!r}"
+        for key, value in config.result_fields().items()
+        if old.get(key) != value
+    ]
+    if old.get("data", {}).get("fingerprint") != fingerprint:
+        words.append("the shards' contents changed")
+    return "; ".join(words)
+
+
+def environment(comm_name: str, ranks: int) -> dict[str, Any]:
+    """Versions of what can change the last bits, and how the run was started."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        package = version("fedproc_mpi")
+    except PackageNotFoundError:
+        package = "not installed"
+    found = {"fedproc_mpi": package, "python": platform.python_version(), "torch": torch.__version__}
+    if "mpi4py.MPI" in sys.modules:
+        mpi = sys.modules["mpi4py.MPI"]
+        found["mpi4py"] = version("mpi4py")
+        found["mpi"] = mpi.Get_library_version().split("\n")[0].split(",")[0].strip("\0 ")
+    cpu = torch.backends.cpu.get_cpu_capability()
+    return {**found, "cpu": f"{platform.machine()} {cpu}", "transport": comm_name, "ranks": ranks}
+
+
+class Recorder:
+    """Writes a line a round to metrics.jsonl, shows progress, keeps the time of each phase."""
+
+    def __init__(self, run_dir: Path, config: Config, first_round: int) -> None:
+        self.run_dir, self._config = run_dir, config
+        self.lines = self._keep_rounds_before(first_round)
+        self._file = open(run_dir / METRICS, "a")  # noqa: SIM115 - lives as long as the run
+        self._first, self._started = first_round, time.perf_counter()
+        self._bar = _progress_bar(config.rounds, first_round)
+
+    def _keep_rounds_before(self, first_round: int) -> list[dict[str, Any]]:
+        """A kill can come between a line and its checkpoint: such lines are redone, so they go."""
+        path, lines = self.run_dir / METRICS, []
+        for text in path.read_text().splitlines() if path.exists() else ():
+            try:
+                line = json.loads(text)
+            except ValueError:
+                break
+            if line["round"] < first_round:
+                lines.append(line)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        os.replace(temporary, path)
+        return lines
+
+    def record(self, line: dict[str, Any]) -> None:
+        """One round's line, on disk before this returns."""
+        self.lines.append(line)
+        try:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise UserError(f"cannot write {self.run_dir / METRICS}: {error.strerror}") from error
+        self._bar(line)
+
+    def summarise(self, **facts: Any) -> dict[str, Any]:
+        """Write summary.json; returns it."""
+        seconds: dict[str, float] = {}
+        for line in self.lines:
+            for phase, value in line["seconds"].items():
+                seconds[phase] = seconds.get(phase, 0.0) + value
+        accuracies = [line["accuracy"] for line in self.lines if line.get("accuracy") is not None]
+        summary = {
+            "algorithm": self._config.algorithm,
+            "rounds": self._config.rounds,
+            "final_accuracy": accuracies[-1],
+            "best_accuracy": max(accuracies),
+            **facts,
+            "total_seconds": round(sum(line["round_seconds"] for line in self.lines), 3),
+            "seconds": {phase: round(value, 3) for phase, value in seconds.items()},
+            "resumed_at_round": self._first or None,
+        }
+        _write_json(self.run_dir / SUMMARY, summary)
+        return summary
+
+
+def _progress_bar(rounds: int, first_round: int) -> Any:
+    """A function that shows a round's line: a bar on a terminal, plain lines elsewhere."""
+
+    def text(line: Mapping[str, Any]) -> str:
+        accuracy = line.get("accuracy")
+        shown = "" if accuracy is None else f"  accuracy {100 * accuracy:5.2f} %"
+        return f"round {line['round'] + 1}/{rounds}{shown}  loss {line['loss']:.4f}  {line['round_seconds']:.2f} s"
+
+    if not sys.stderr.isatty():
+        return lambda line: print(text(line), flush=True)
+    from rich.progress import Progress, TimeRemainingColumn
+
+    progress = Progress(*Progress.get_default_columns()[:3], TimeRemainingColumn(), transient=True)
+    task = progress.add_task(f"round {first_round}/{rounds}", total=rounds, completed=first_round)
+    progress.start()
+
+    def show(line: Mapping[str, Any]) -> None:
+        progress.update(task, completed=line["round"] + 1, description=text(line))
+        if line["round"] + 1 == rounds:
+            progress.stop()
+
+    return show
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(value, indent=1) + "\n")
+    os.replace(temporary, path)
+
+
+def read_finished(run_dir: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The summary and the rounds' lines of a finished run."""
+    lines = (run_dir / METRICS).read_text().splitlines()
+    return read_json(run_dir / SUMMARY), [json.loads(line) for line in lines]
+
+
+class Clock:
+    """Seconds by phase of one round, as rank 0 sees them."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._started = self._last = time.perf_counter()
+
+    def mark(self, phase: str) -> None:
+        """The time since the last mark went into `phase`."""
+        now = time.perf_counter()
+        self.seconds[phase] = now - self._last
+        self._last = now
+
+    @property
+    def total(self) -> float:
+        """Seconds from the start to the last mark."""
+        return self._last - self._started
+
+
+def round_line(
+    t: int,
+    accuracy: float | None,
+    metrics: Mapping[str, Any],
+    cohort: list[int],
+    reports: list[dict[str, Any]],
+    clock: Clock,
+) -> dict[str, Any]:
+    """A line of metrics.jsonl. `prototypes` is the slowest rank's part of the time that clients worked."""
+    slowest = max(reports, key=lambda report: sum(report["seconds"].values()))
+    prototypes = min(slowest["seconds"]["prototypes"], clock.seconds["train"])
+    seconds = {**clock.seconds, "train": clock.seconds["train"] - prototypes, "prototypes": prototypes}
+    return {
+        "round": t,
+        "accuracy": accuracy,
+        **metrics,
+        "cohort": cohort,
+        "round_seconds": round(clock.total, 4),
+        "seconds": {phase: round(value, 4) for phase, value in seconds.items()},
+    }

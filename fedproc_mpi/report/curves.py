@@ -1,0 +1,31 @@
+"""Accuracy over rounds, one curve a run."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def plot_accuracy(run_dirs: Sequence[Path], out: Path) -> Path:
+    """Draw the test accuracy of each run over its rounds as a PNG; returns its path."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    for run_dir in run_dirs:
+        lines = [json.loads(text) for text in (run_dir / "metrics.jsonl").read_text().splitlines()]
+        points = [
+            (line["round"] + 1, 100 * line["accuracy"]) for line in lines if line["accuracy"] is not None
+        ]
+        config = json.loads((run_dir / "config.json").read_text())
+        label = f"{Path(config['algorithm']).stem} on {Path(config['shards']).stem}"
+        axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label)
+    axes.set_xlabel("round")
+    axes.set_ylabel("test accuracy (%)")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    figure.savefig(out, dpi=120)
+    return out
