@@ -1,6 +1,7 @@
 """Atomic save and resume. A rename is the only commit; the previous checkpoint is kept until the next."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,14 @@ def save_atomically(value: Any, path: Path) -> None:
         ) from error
 
 
-def stage(run_dir: Path, state: State, next_round: int) -> None:
-    """Write the server's state at the start of round `next_round`, not yet as the checkpoint."""
+def stage(run_dir: Path, state: State, next_round: int, versions: Sequence[int] = ()) -> None:
+    """Write the server's state at the start of round `next_round`, not yet as the checkpoint.
+
+    versions: the round of each client's own state (`client_state`).
+    """
     tensors = {name: tensor.cpu().clone() for name, tensor in state.tensors().items()}
-    save_atomically({"next_round": next_round, "state": tensors}, run_dir / STAGED)
+    value = {"next_round": next_round, "state": tensors, "client_versions": list(versions)}
+    save_atomically(value, run_dir / STAGED)
 
 
 def commit(run_dir: Path) -> None:
@@ -49,6 +54,7 @@ def commit(run_dir: Path) -> None:
 def load(run_dir: Path, state: State) -> int:
     """Fill `state` from the newest good checkpoint; the round to go on with (0: there is none).
 
+    A damaged newest checkpoint gives its place to the previous one, which the next commit then keeps.
     Raises UserError when there are checkpoints but none can be read.
     """
     broken = []
@@ -59,9 +65,23 @@ def load(run_dir: Path, state: State) -> int:
             saved = torch.load(run_dir / name, map_location="cpu", weights_only=True)
             for key, tensor in state.tensors().items():
                 tensor.copy_(saved["state"][key])
+            if broken:
+                os.replace(run_dir / name, run_dir / NAME)
             return int(saved["next_round"])
         except Exception as error:  # a damaged file can fail in any way inside torch.load
             broken.append(f"{name}: {type(error).__name__}")
     if broken:
         raise UserError(f"{run_dir}: no checkpoint can be read ({'; '.join(broken)}); start a new run")
     return 0
+
+
+def kept_versions(run_dir: Path) -> list[list[int]]:
+    """The clients' versions that the kept checkpoints name, the newest checkpoint first."""
+    found = []
+    for name in (NAME, PREVIOUS):
+        try:
+            saved = torch.load(run_dir / name, map_location="cpu", weights_only=True, mmap=True)
+            found.append([int(version) for version in saved["client_versions"]])
+        except Exception:  # missing, or damaged in any way: it names nothing that could be used
+            continue
+    return found

@@ -1,8 +1,9 @@
-"""Local work on one rank: a client's training, its class means, a share of the evaluation.
+"""Local work on one rank: a client's training, its class means.
 
 Shapes: B batch, C channels, H, W image, D width of z, K classes, P parameters.
 """
 
+import copy
 import time
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from fedproc_mpi import devices
 from fedproc_mpi.config import Config
-from fedproc_mpi.data import Batches, ClientData, Clients, cuts
+from fedproc_mpi.data import Batches, ClientData, cuts
 from fedproc_mpi.flat import FlatModel, State
 from fedproc_mpi.models import has_batchnorm
 from fedproc_mpi.seeds import torch_generator
@@ -33,10 +34,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class Round:
-    """Round t of T, t from 0."""
+    """Round t of T, t from 0, of a run with m clients."""
 
     t: int
     total: int
+    num_clients: int = 1
 
 
 LossParts = Mapping[str, tuple[float, Tensor]]  # name → (weight, value); the loss is Σ weight·value
@@ -55,17 +57,18 @@ class Trainer:
         self.seconds = {"train": 0.0, "prototypes": 0.0}
         self.steps = 0  # optimizer steps of the last `train`
         self._momentum_P = torch.zeros_like(model.grad_P)
+        self._twins: dict[str, FlatModel] = {}
         self._min_batch = 2 if has_batchnorm(model.module) else 1
 
     def train(
         self,
         data: ClientData,
-        state: State,
+        state: State | Mapping[str, Tensor],
         t: int,
         loss: LossFunction,
         correct_gradient: Callable[[Tensor, Tensor], None] | None = None,
     ) -> dict[str, float]:
-        """Train the round's global model on a client for E local epochs of SGD.
+        """Train a model (the round's global one, or a client's own) on a client for E epochs of SGD.
 
         correct_gradient(grad_P, w_P) may change the gradient in place before each step. Returns the
         mean of the loss and of each of its parts over the round's samples.
@@ -152,11 +155,24 @@ class Trainer:
             return (sums_KD / counts_K.clamp(min=1)[:, None]).float(), counts_K
 
     @torch.no_grad()
-    def forward(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x_BCHW: Tensor, model: FlatModel | None = None) -> tuple[Tensor, Tensor]:
         """(z_BD, logits_BK), float32, of normalised images under the present weights and mode."""
         with devices.autocast(self.config, self.device):
-            z_BD, logits_BK = self.model.module(x_BCHW)
+            z_BD, logits_BK = (model or self.model).module(x_BCHW)
         return z_BD.float(), logits_BK.float()
+
+    def frozen(self, name: str, vector_S: Tensor, counters_N: Tensor) -> Callable[[Tensor], Tensor]:
+        """x_BCHW → z_BD of another state of the model: eval mode, no gradient.
+
+        The copy of that name is kept and filled again each time, so a rank holds one a name.
+        """
+        if name not in self._twins:
+            module = copy.deepcopy(self.model.module)
+            self._twins[name] = FlatModel(module, self.config.channels_last)
+        twin = self._twins[name]
+        twin.load(vector_S, counters_N)
+        twin.module.eval()
+        return lambda x_BCHW: self.forward(x_BCHW, twin)[0]
 
     @contextmanager
     def _timed(self, phase: str):
@@ -165,37 +181,3 @@ class Trainer:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.seconds[phase] += time.perf_counter() - start
-
-
-class TestShare:
-    """This rank's blocks of the global test set; block j goes to client rank number j mod n."""
-
-    __test__ = False
-
-    def __init__(self, clients: Clients, share: int, shares: int) -> None:
-        self._clients, self._blocks = (
-            clients,
-            list(range(share, -(-clients.shards.num_test // BLOCK), shares)),
-        )
-        self._resident: dict[int, tuple[Tensor, Tensor]] = {}
-
-    @torch.no_grad()
-    def count_correct(self, trainer: Trainer, state: State) -> int:
-        """Correct predictions of the state's model on these blocks, in eval mode."""
-        if not self._blocks:
-            return 0
-        trainer.model.load(state["model"], state["counters"])
-        trainer.model.module.eval()
-        correct = 0
-        for block in self._blocks:
-            x_BCHW, y_B = self._load(block)
-            _, logits_BK = trainer.forward(trainer.batches.normalise(x_BCHW))
-            correct += int((logits_BK.argmax(1) == y_B).sum())
-        return correct
-
-    def _load(self, block: int) -> tuple[Tensor, Tensor]:
-        if block not in self._resident:
-            x_NHWC, y_N = self._clients.shards.test(block * BLOCK, (block + 1) * BLOCK)
-            x_NCHW = self._clients.to_device(x_NHWC)
-            self._resident[block] = x_NCHW, torch.from_numpy(y_N.astype("int64")).to(x_NCHW.device)
-        return self._resident[block]

@@ -55,6 +55,9 @@ class Config:
     augment: Literal["auto", "none", "cifar10", "cifar100"] = setting(
         "auto", "training augmentation; auto: by the shards' data set"
     )
+    on_diverged: Literal["stop", "exclude"] = setting(
+        "stop", "a client that diverges: end with exit 3, or leave it out of its round's sums"
+    )
     threads: int = setting(1, "intra-op threads a rank; changes the last bits of convolutions")
     channels_last: bool = setting(True, "memory format of images and convolution weights")
     precision: Literal["fp32", "tf32", "bf16"] = setting("fp32", "arithmetic of training and evaluation")
@@ -68,6 +71,9 @@ class Config:
     checkpoint_every: int = setting(1, "rounds between checkpoints", execution=True)
     eval_every: int = setting(1, "rounds between evaluations (the last is always)", execution=True)
     data_cache_mb: int = setting(1024, "how much client data a rank keeps resident, MB", execution=True)
+    client_cache_mb: int = setting(
+        1024, "how much of what clients keep between rounds a rank holds in memory, MB", execution=True
+    )
     options: Mapping[str, Any] = field(default_factory=dict, metadata={"help": "", "execution": False})
 
     def __post_init__(self) -> None:
@@ -86,7 +92,7 @@ class Config:
         for name in ("rounds", "local_epochs", "batch_size", "threads", "checkpoint_every", "eval_every"):
             if getattr(self, name) < 1:
                 raise UserError(f"{flag(name)} must be at least 1, not {getattr(self, name)}")
-        for name in ("momentum", "weight_decay", "seed", "data_cache_mb"):
+        for name in ("momentum", "weight_decay", "seed", "data_cache_mb", "client_cache_mb"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UserError(f"{flag(name)} must be at least 0, not {getattr(self, name)}")
         if not 0 < self.lr < math.inf:

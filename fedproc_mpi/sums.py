@@ -150,6 +150,14 @@ class WeightedSums:
                 raise Diverged(client, label, worst, limit)
 
 
+def require_finite(client: int, segments: Sequence[Segment], vector: Tensor) -> None:
+    """Raise Diverged, naming the tensor, where a vector that is not summed holds inf or NaN."""
+    for segment in segments:
+        low, high = vector[segment.start : segment.stop].aminmax()
+        if not math.isfinite(worst := max(float(high), -float(low))):
+            raise Diverged(client, segment.label, worst, torch.finfo(vector.dtype).max)
+
+
 def _scale_bits(total: int) -> int:
     """s: the least with 2^s ≥ total."""
     return max(total - 1, 0).bit_length()

@@ -6,10 +6,14 @@ Shapes: S floats of the model's state, N integer buffers, P parameters, K classe
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
+
+from torch import Tensor
 
 from fedproc_mpi.client import Batch, LossParts, Round, Trainer
+from fedproc_mpi.client_state import ClientState
 from fedproc_mpi.comm import Comm
+from fedproc_mpi.config import Config
 from fedproc_mpi.data import ClientData, Clients
 from fedproc_mpi.flat import Entry, State
 from fedproc_mpi.sums import Group, Term, WeightedSums
@@ -19,12 +23,19 @@ from fedproc_mpi.sums import Group, Term, WeightedSums
 class Algorithm:
     """Local training and weighted model averaging, with the steps that an algorithm may override.
 
-    The defaults are FedAvg: derive, and override what differs.
+    The defaults are FedAvg: derive, and override what differs. personal: there is no global model, each
+    client keeps its own in its state ("model", "counters").
     """
+
+    personal: ClassVar[bool] = False
 
     def options(self) -> dict[str, Any]:
         """The hyperparameters with their values."""
         return dataclasses.asdict(self)
+
+    def model_of(self, config: Config, client: int) -> str:
+        """The name of a client's model; only personal models may differ."""
+        return config.model
 
     def entries(self, trainer: Trainer) -> dict[str, Entry]:
         """What the server sends besides the model, by name."""
@@ -55,8 +66,14 @@ class Algorithm:
             "losses": Group(1 + len(self.loss_names(r)), total),
         }
 
-    def client_update(self, trainer: Trainer, data: ClientData, state: State, r: Round) -> Mapping[str, Term]:
-        """Train one client from the round's state; its terms of the sums."""
+    def client_update(
+        self, trainer: Trainer, data: ClientData, state: State, r: Round, own: ClientState
+    ) -> Mapping[str, Term]:
+        """Train one client from the round's state; its terms of the sums.
+
+        own: what the client kept of its last round, by name; what is put in by the end is kept for its
+        next one, unless the client diverged. Replace tensors, do not change them in place.
+        """
         losses = trainer.train(data, state, r.t, lambda batch: self.loss(batch, state, r))
         return self.model_terms(trainer, data, losses, r)
 
@@ -76,6 +93,10 @@ class Algorithm:
         """The next round's state in place, from the reduced sums. On rank 0."""
         state["model"].copy_(sums.mean("model"))
         state["counters"].copy_(sums.mean("counters"))
+
+    def prototype_scores(self, z_BD: Tensor, state: State) -> Tensor | None:
+        """Scores (B, K) of the classes by their prototypes, the highest wins; None: there are none."""
+        return None
 
     def metrics(self, sums: WeightedSums, r: Round) -> dict[str, Any]:
         """What `metrics.jsonl` records of a round, from the reduced sums. On rank 0."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedproc_mpi.algorithms.base import Algorithm
 from fedproc_mpi.client import Batch, LossParts, Round, Trainer
+from fedproc_mpi.client_state import ClientState
 from fedproc_mpi.comm import Comm
 from fedproc_mpi.config import setting
 from fedproc_mpi.data import ClientData, Clients
@@ -35,15 +36,20 @@ def loss_gpc(
     of such a class adds 0 to the mean over the batch. twice: the positive stands in the denominator a
     second time (Alg. 1 l.18 read literally). No gradient flows into the prototypes.
     """
-    cosine_BK = F.normalize(z_BD) @ F.normalize(proto_KD.detach()).T / temperature
+    cosine_BK = cosine_logits(z_BD, proto_KD.detach(), seen_K, temperature)
     if not seen_K.all():
-        cosine_BK = cosine_BK.masked_fill(~seen_K, torch.finfo(cosine_BK.dtype).min)
         y_B = torch.where(seen_K[y_B], y_B, IGNORE)
     if not twice:
         return F.cross_entropy(cosine_BK, y_B, ignore_index=IGNORE, reduction="sum") / len(y_B)
     known_B = y_B != IGNORE
     positive_b = cosine_BK[known_B].gather(1, y_B[known_B, None])[:, 0]
     return (cosine_BK[known_B].logsumexp(1).logaddexp(positive_b) - positive_b).sum() / len(y_B)
+
+
+def cosine_logits(z_BD: Tensor, proto_KD: Tensor, seen_K: Tensor, temperature: float) -> Tensor:
+    """Cosine of z and each prototype over the temperature, (B, K); classes never seen get the minimum."""
+    cosine_BK = F.normalize(z_BD) @ F.normalize(proto_KD).T / temperature
+    return cosine_BK if seen_K.all() else cosine_BK.masked_fill(~seen_K, torch.finfo(cosine_BK.dtype).min)
 
 
 @dataclass(frozen=True)
@@ -145,7 +151,9 @@ class FedProc(Algorithm):
         reference = state["prototypes"]
         return groups | {"prototypes": self._prototype_group(trainer, cohort_sizes, reference)}
 
-    def client_update(self, trainer: Trainer, data: ClientData, state: State, r: Round) -> Mapping[str, Term]:
+    def client_update(
+        self, trainer: Trainer, data: ClientData, state: State, r: Round, own: ClientState
+    ) -> Mapping[str, Term]:
         """Alg. 1 l.12-23: local training, then the client's class means (Eq. 5)."""
         proto_KD, seen_K = state["prototypes"], state["seen"]
         if self.prototype_source == "local":
@@ -160,6 +168,9 @@ class FedProc(Algorithm):
         """w and c of the next round (Alg. 1 l.9-10)."""
         super().server_update(state, sums, r)
         self._average_prototypes(state, sums)
+
+    def prototype_scores(self, z_BD: Tensor, state: State) -> Tensor:
+        return cosine_logits(z_BD, state["prototypes"], state["seen"], 1.0)
 
     def metrics(self, sums: WeightedSums, r: Round) -> dict[str, Any]:
         return super().metrics(sums, r) | {"alpha": self.alpha_at(r)}

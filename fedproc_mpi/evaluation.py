@@ -1,0 +1,140 @@
+"""Both views of a model: on the global test set, and on each client's own test rows. Only counts travel.
+
+Counts are keyed by how a class is told ("head": the classifier; "prototype": the nearest one), by set
+("test", "own") and by client (GLOBAL: the one model of all). Adding the ranks' counts is then all.
+
+Shapes: B batch, D width of z, N test samples.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean, pstdev
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedproc_mpi.client import BLOCK, Trainer
+from fedproc_mpi.data import Clients
+
+GLOBAL = -1
+Counts = dict[str, dict[str, dict[int, int]]]  # way → set → client → correct
+Scores = Callable[[Tensor], Tensor | None]  # z_BD → scores_BK by prototypes, or None without prototypes
+
+
+class TestShare:
+    """This rank's blocks of the global test set; block j goes to client rank number j mod n.
+
+    share: this rank's number among the n = `shares` client ranks; None: it evaluates nothing.
+    """
+
+    __test__ = False
+
+    def __init__(self, clients: Clients, share: int | None, shares: int) -> None:
+        self._clients, self._shards = clients, clients.shards
+        self._all_blocks = range(-(-clients.shards.num_test // BLOCK))
+        self._blocks = self._all_blocks[share::shares] if share is not None else range(0)
+        self._resident: dict[int, tuple[Tensor, Tensor]] = {}
+        self._own_rows: tuple[Any, Any] | None = None
+
+    def count(self, trainer: Trainer, scores: Scores) -> Counts:
+        """Correct predictions of the trainer's present weights on this rank's blocks, one pass.
+
+        Every client's own rows within these blocks are counted from the same pass.
+        """
+        correct = self._correct(trainer, scores, self._blocks)
+        rows, owners = self._rows_by_client()
+        counts: Counts = {}
+        for way, correct_N in correct.items():
+            own_m = np.bincount(owners[correct_N[rows]], minlength=len(self._clients))
+            counts[way] = {
+                "test": {GLOBAL: int(correct_N.sum())},
+                "own": {int(k): int(own_m[k]) for k in np.flatnonzero(own_m)},
+            }
+        return counts
+
+    def count_personal(self, trainer: Trainer, client: int, scores: Scores) -> Counts:
+        """The same for one client's model over the whole test set and the client's own rows."""
+        own_rows = self._shards.client_test_rows(client)
+        return {
+            way: {"test": {client: int(correct_N.sum())}, "own": {client: int(correct_N[own_rows].sum())}}
+            for way, correct_N in self._correct(trainer, scores, self._all_blocks).items()
+        }
+
+    @torch.no_grad()
+    def _correct(self, trainer: Trainer, scores: Scores, blocks: Sequence[int]) -> dict[str, Any]:
+        """Way → which of the N test samples are told right; those outside `blocks` are not."""
+        trainer.model.module.eval()
+        correct: dict[str, Any] = {}
+        for block in blocks:
+            x_BCHW, y_B = self._load(block)
+            z_BD, logits_BK = trainer.forward(trainer.batches.normalise(x_BCHW))
+            by_way = {"head": logits_BK, "prototype": scores(z_BD)}
+            for way, scores_BK in by_way.items():
+                if scores_BK is not None:
+                    correct_N = correct.setdefault(way, np.zeros(self._shards.num_test, dtype=bool))
+                    told = (scores_BK.argmax(1) == y_B).cpu().numpy()
+                    correct_N[block * BLOCK : block * BLOCK + len(y_B)] = told
+        return correct
+
+    def _rows_by_client(self) -> tuple[Any, Any]:
+        """Of all clients' own rows those in this rank's blocks: (rows, the client of each)."""
+        if self._own_rows is None:
+            rows, owners = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
+            for client in range(len(self._clients)):
+                own = self._shards.client_test_rows(client)
+                own = own[np.isin(own // BLOCK, self._blocks)].astype(np.int32)
+                rows.append(own)
+                owners.append(np.full(len(own), client, np.int32))
+            self._own_rows = np.concatenate(rows), np.concatenate(owners)
+        return self._own_rows
+
+    def _load(self, block: int) -> tuple[Tensor, Tensor]:
+        if block not in self._resident:
+            x_NHWC, y_N = self._shards.test(block * BLOCK, (block + 1) * BLOCK)
+            x_NCHW = self._clients.to_device(x_NHWC)
+            self._resident[block] = x_NCHW, torch.from_numpy(y_N.astype("int64")).to(x_NCHW.device)
+        return self._resident[block]
+
+
+def add_counts(counts: Iterable[Mapping[str, Any]]) -> Counts:
+    """The sum of counts; keys may have become strings on the way (JSON)."""
+    total: Counts = {}
+    for one in counts:
+        for way, sets in one.items():
+            for name, by_client in sets.items():
+                into = total.setdefault(way, {}).setdefault(name, {})
+                for client, correct in by_client.items():
+                    into[int(client)] = into.get(int(client), 0) + correct
+    return total
+
+
+def accuracies(counts: Counts, num_test: int, own_sizes: Sequence[int]) -> dict[str, float]:
+    """What `metrics.jsonl` records, from the sum of all ranks' counts.
+
+    accuracy: of the global model, or the mean (with `accuracy_std`) over the personal models that were
+    evaluated, on the global test set; client_accuracy_*: mean, std and worst decile over the clients,
+    each on its own test rows; prototype_accuracy, client_prototype_accuracy_*: by nearest prototype.
+    own_sizes: number of each client's own test rows; clients without any are left out of their view.
+    """
+    found: dict[str, float] = {}
+    for way, sets in counts.items():
+        prefix = "" if way == "head" else f"{way}_"
+        on_test = [correct / num_test for _, correct in sorted(sets["test"].items())]
+        found[f"{prefix}accuracy"] = fmean(on_test)
+        personal = GLOBAL not in sets["test"]
+        if personal:
+            found[f"{prefix}accuracy_std"] = pstdev(on_test)
+        clients = [k for k in (sets["test"] if personal else range(len(own_sizes))) if own_sizes[k]]
+        if clients:
+            own = sorted(sets["own"].get(k, 0) / own_sizes[k] for k in clients)
+            found[f"client_{prefix}accuracy_mean"] = fmean(own)
+            found[f"client_{prefix}accuracy_std"] = pstdev(own)
+            found[f"client_{prefix}accuracy_worst_decile"] = worst_decile(own)
+    return found
+
+
+def worst_decile(accuracies: Sequence[float]) -> float:
+    """The mean of the lowest tenth (at least one client)."""
+    return fmean(sorted(accuracies)[: math.ceil(len(accuracies) / 10)])
