@@ -4,7 +4,7 @@ Shapes: B batch, C channels, H, W image, D width of z, K classes, P parameters.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -97,7 +97,7 @@ class Trainer:
                 with devices.autocast(config, self.device):
                     z_BD, logits_BK = model.module(x_BCHW)
                     parts = dict(loss(Batch(x_BCHW, y_B, z_BD.float(), logits_BK.float())))
-                    total = sum(weight * value for weight, value in parts.values())
+                    total = torch.stack([weight * value for weight, value in parts.values()]).sum()
                 model.grad_P.zero_()
                 total.backward()
                 if correct_gradient is not None:
@@ -159,7 +159,7 @@ class Trainer:
         return z_BD.float(), logits_BK.float()
 
     @contextmanager
-    def _timed(self, phase: str):
+    def _timed(self, phase: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
         if self.device.type == "cuda":

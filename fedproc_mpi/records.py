@@ -161,7 +161,8 @@ def _progress_bar(rounds: int, first_round: int) -> Any:
     def text(line: Mapping[str, Any]) -> str:
         accuracy = line.get("accuracy")
         shown = "" if accuracy is None else f"  accuracy {100 * accuracy:5.2f} %"
-        return f"round {line['round'] + 1}/{rounds}{shown}  loss {line['loss']:.4f}  {line['round_seconds']:.2f} s"
+        seconds = f"{line['round_seconds']:.2f} s"
+        return f"round {line['round'] + 1}/{rounds}{shown}  loss {line['loss']:.4f}  {seconds}"
 
     if not sys.stderr.isatty():
         return lambda line: print(text(line), flush=True)
