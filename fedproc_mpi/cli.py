@@ -41,9 +41,16 @@ def parse(argv: Sequence[str]) -> Config:
             raise UserError(f"preset: [{key}] is no algorithm; {nearest(key, algorithms.names())}")
         if key not in fields:
             raise UserError(f"preset: {key} is no key of {flat['algorithm']}; {nearest(key, fields)}")
+    _check(flat)
     _refuse_unknown_flags(rest, fields, flat["algorithm"])
     merged = _flags(kind, fields, flat)
-    return Config.create(**vars(_run_tyro(merged, rest)))
+    return _check(vars(_run_tyro(merged, rest)))
+
+
+def _check(flat: dict[str, Any]) -> Config:
+    """The config of flat keys, the algorithm's options checked as well."""
+    config = Config.create(**flat)
+    return config.with_options(algorithms.build(config.algorithm, config.options).options())
 
 
 def _flags(kind: type, fields: dict[str, Any], values: dict[str, Any]) -> type:
