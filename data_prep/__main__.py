@@ -40,6 +40,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def shard_digits(out: Path) -> None:
+    """What the first run of fedproc_mpi does: the embedded digits for 10 clients, beta 0.5, seed 0."""
+    arguments = ["digits", "--clients", "10", "--beta", "0.5", "--seed", "0", "--out", str(out)]
+    _shard(_parser().parse_args(arguments))
+
+
 def _shard(arguments: argparse.Namespace) -> None:
     if arguments.clients < 1:
         raise UserError(f"--clients must be at least 1, not {arguments.clients}")

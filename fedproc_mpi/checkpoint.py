@@ -57,7 +57,7 @@ def load(run_dir: Path, state: State) -> int:
     A damaged newest checkpoint gives its place to the previous one, which the next commit then keeps.
     Raises UserError when there are checkpoints but none can be read.
     """
-    broken = []
+    broken: list[str] = []
     for name in (NAME, PREVIOUS):
         if not (run_dir / name).exists():
             continue

@@ -5,7 +5,7 @@ Shapes: B batch, C channels, H, W image, D width of z, K classes, P parameters.
 
 import copy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -100,7 +100,7 @@ class Trainer:
                 with devices.autocast(config, self.device):
                     z_BD, logits_BK = model.module(x_BCHW)
                     parts = dict(loss(Batch(x_BCHW, y_B, z_BD.float(), logits_BK.float())))
-                    total = sum(weight * value for weight, value in parts.values())
+                    total = torch.stack([weight * value for weight, value in parts.values()]).sum()
                 model.grad_P.zero_()
                 total.backward()
                 if correct_gradient is not None:
@@ -175,7 +175,7 @@ class Trainer:
         return lambda x_BCHW: self.forward(x_BCHW, twin)[0]
 
     @contextmanager
-    def _timed(self, phase: str):
+    def _timed(self, phase: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
         if self.device.type == "cuda":

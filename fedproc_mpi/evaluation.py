@@ -81,7 +81,8 @@ class TestShare:
     def _rows_by_client(self) -> tuple[Any, Any]:
         """Of all clients' own rows those in this rank's blocks: (rows, the client of each)."""
         if self._own_rows is None:
-            rows, owners = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
+            rows: list[Any] = [np.zeros(0, np.int32)]
+            owners: list[Any] = [np.zeros(0, np.int32)]
             for client in range(len(self._clients)):
                 own = self._shards.client_test_rows(client)
                 own = own[np.isin(own // BLOCK, self._blocks)].astype(np.int32)

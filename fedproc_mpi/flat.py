@@ -6,7 +6,7 @@ N integer buffers (`num_batches_tracked`).
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -111,6 +111,11 @@ def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
         digest.update(f"{name}|{array.dtype.name}|{list(array.shape)}|".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
+
+
+def list_sha256(digests: Iterable[str]) -> str:
+    """SHA-256 over hexadecimal digests, one after the other."""
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def _segments(sizes: Mapping[str, int]) -> tuple[Segment, ...]:

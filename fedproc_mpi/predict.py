@@ -5,8 +5,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from fedproc_mpi.client_state import read_state
 from fedproc_mpi.config import read_json
 from fedproc_mpi.errors import UserError
+from fedproc_mpi.flat import FlatModel
 from fedproc_mpi.models import build_model
 from fedproc_mpi.records import CONFIG
 
@@ -20,6 +22,8 @@ class Predictor(nn.Module):
     def __init__(self, model: nn.Module, mean: list[float], std: list[float], class_names: list[str]) -> None:
         super().__init__()
         self.model, self.class_names = model, class_names
+        self.mean: Tensor
+        self.std: Tensor
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
         self.prototypes_KD: Tensor | None = None
@@ -37,8 +41,11 @@ class Predictor(nn.Module):
         return self.model((x_BCHW - self.mean) / self.std)
 
 
-def load_model(run_dir: str | Path) -> Predictor:
-    """The global model of a finished run, in eval mode. UserError where there is none."""
+def load_model(run_dir: str | Path, client: int | None = None) -> Predictor:
+    """The global model of a finished run, or one client's own where models are personal; eval mode.
+
+    Raises UserError where there is no such model.
+    """
     run_dir = Path(run_dir)
     config = read_json(run_dir / CONFIG)
     path = run_dir / "model.pt"
@@ -48,8 +55,20 @@ def load_model(run_dir: str | Path) -> Predictor:
     data = config["data"]
     shape = (data["image_shape"][0], data["image_shape"][1], data["image_shape"][2])
     names = list(data["class_names"])
-    model = build_model(config["model"], shape, len(names), config["normalize_z"], seed=0)
-    model.load_state_dict(saved["state_dict"])
+    kinds = saved.get("client_models")
+    if kinds is None and client is not None:
+        raise UserError(f"{run_dir}: all clients share one model; load_model(run_dir) gives it")
+    if kinds is not None and (client is None or not 0 <= client < len(kinds)):
+        raise UserError(
+            f"{run_dir}: each client has its own model; load_model(run_dir, client=k), k below {len(kinds)}"
+        )
+    kind = config["model"] if kinds is None else kinds[client]
+    model = build_model(kind, shape, len(names), config["normalize_z"], seed=0)
+    if client is None:
+        model.load_state_dict(saved["state_dict"])
+    else:
+        own = read_state(run_dir, client, saved["client_versions"][client])
+        FlatModel(model, config["channels_last"]).load(own["model"], own["counters"])
     predictor = Predictor(model, data["mean"], data["std"], names)
     predictor.prototypes_KD = saved.get("prototypes")
     return predictor.eval()

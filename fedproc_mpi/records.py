@@ -146,6 +146,7 @@ class Recorder:
             "rounds": self._config.rounds,
             "final_accuracy": accuracies[-1],
             "best_accuracy": max(accuracies),
+            **{k: v for k, v in self.lines[-1].items() if "accuracy" in k and k != "accuracy"},
             **facts,
             "total_seconds": round(sum(line["round_seconds"] for line in self.lines), 3),
             "seconds": {phase: round(value, 3) for phase, value in seconds.items()},
@@ -161,7 +162,8 @@ def _progress_bar(rounds: int, first_round: int) -> Any:
     def text(line: Mapping[str, Any]) -> str:
         accuracy = line.get("accuracy")
         shown = "" if accuracy is None else f"  accuracy {100 * accuracy:5.2f} %"
-        return f"round {line['round'] + 1}/{rounds}{shown}  loss {line['loss']:.4f}  {line['round_seconds']:.2f} s"
+        seconds = f"{line['round_seconds']:.2f} s"
+        return f"round {line['round'] + 1}/{rounds}{shown}  loss {line['loss']:.4f}  {seconds}"
 
     if not sys.stderr.isatty():
         return lambda line: print(text(line), flush=True)
@@ -212,19 +214,23 @@ class Clock:
 
 def round_line(
     t: int,
-    accuracy: float | None,
+    found: Mapping[str, float] | None,
     metrics: Mapping[str, Any],
     cohort: list[int],
     reports: list[dict[str, Any]],
     clock: Clock,
 ) -> dict[str, Any]:
-    """A line of metrics.jsonl. `prototypes` is the slowest rank's part of the time that clients worked."""
-    slowest = max(reports, key=lambda report: sum(report["seconds"].values()))
-    prototypes = min(slowest["seconds"]["prototypes"], clock.seconds["train"])
-    seconds = {**clock.seconds, "train": clock.seconds["train"] - prototypes, "prototypes": prototypes}
+    """A line of metrics.jsonl; found: what the evaluation gave, None where there was none.
+
+    `prototypes` and `client_state` are the slowest rank's parts of the time that clients worked.
+    """
+    slowest = max(reports, key=lambda report: sum(report["seconds"].values()))["seconds"]
+    worked = clock.seconds["train"]
+    parts = {phase: min(slowest[phase], worked) for phase in ("prototypes", "client_state")}
+    seconds = {**clock.seconds, "train": max(0.0, worked - sum(parts.values())), **parts}
     return {
         "round": t,
-        "accuracy": accuracy,
+        **(found or {"accuracy": None}),
         **metrics,
         "cohort": cohort,
         "round_seconds": round(clock.total, 4),
