@@ -37,6 +37,7 @@ class TestShare:
         self._blocks = self._all_blocks[share::shares] if share is not None else range(0)
         self._resident: dict[int, tuple[Tensor, Tensor]] = {}
         self._own_rows: tuple[Any, Any] | None = None
+        self._own_sizes: list[int] = []
 
     def count(self, trainer: Trainer, scores: Scores) -> Counts:
         """Correct predictions of the trainer's present weights on this rank's blocks, one pass.
@@ -61,6 +62,12 @@ class TestShare:
             way: {"test": {client: int(correct_N.sum())}, "own": {client: int(correct_N[own_rows].sum())}}
             for way, correct_N in self._correct(trainer, scores, self._all_blocks).items()
         }
+
+    def own_sizes(self) -> list[int]:
+        """How many test rows each client has of its own."""
+        if not self._own_sizes:
+            self._own_sizes = [len(self._shards.client_test_rows(k)) for k in range(len(self._clients))]
+        return self._own_sizes
 
     @torch.no_grad()
     def _correct(self, trainer: Trainer, scores: Scores, blocks: Sequence[int]) -> dict[str, Any]:

@@ -261,8 +261,7 @@ class Federation:
         counts = self.comm.collect(add_counts(mine))
         if counts is None:
             return None
-        own_sizes = [len(self.shards.client_test_rows(k)) for k in range(len(self.clients))]
-        return accuracies(add_counts(counts), self.shards.num_test, own_sizes)
+        return accuracies(add_counts(counts), self.shards.num_test, self.test.own_sizes())
 
     def _share_of_all(self) -> list[int]:
         """This rank's share of all clients."""
@@ -287,7 +286,7 @@ class Federation:
         prototypes, for personal models over the clients' hashes in client order; weights_sha256 leaves
         the prototypes out.
         """
-        extra = {k: v.cpu() for k, v in self.state.tensors().items() if k not in ("model", "counters")}
+        extra = {k: v.cpu().clone() for k, v in self.state.tensors().items() if k not in ("model", "counters")}
         prototypes = {k: v for k, v in extra.items() if k == "prototypes"}
         if not self.algorithm.personal:
             self.model.load(self.state["model"], self.state["counters"])

@@ -25,7 +25,7 @@ from fedproc_mpi.errors import UserError
         (["--lr", "abc"], "--lr: could not convert"),
         (["--rounds", "2.5"], "--rounds"),
         (["--rounds"], "--rounds"),
-        (["--algorithm", "fedprok"], "did you mean fedproc"),
+        (["--algorithm", "fedprocs"], "did you mean fedproc"),
         (["--algorithm", "missing.py"], "no such file"),
         (["--preset", "papr"], "did you mean paper"),
         (["--preset", "missing.toml"], "cannot read it"),
