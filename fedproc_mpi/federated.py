@@ -286,7 +286,9 @@ class Federation:
         prototypes, for personal models over the clients' hashes in client order; weights_sha256 leaves
         the prototypes out.
         """
-        extra = {k: v.cpu().clone() for k, v in self.state.tensors().items() if k not in ("model", "counters")}
+        extra = {
+            k: v.cpu().clone() for k, v in self.state.tensors().items() if k not in ("model", "counters")
+        }
         prototypes = {k: v for k, v in extra.items() if k == "prototypes"}
         if not self.algorithm.personal:
             self.model.load(self.state["model"], self.state["counters"])

@@ -60,7 +60,7 @@ def test_presets_merge_later_wins_flags_win(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("roundz = 3", "roundz is no key of fedproc; did you mean rounds"),
-        ("[fedprok]\nmu = 1", r"\[fedprok\] is no algorithm; did you mean fedproc"),
+        ("[fedprocs]\nmu = 1", r"\[fedprocs\] is no algorithm; did you mean fedproc"),
         ("[fedproc]\ntemperatur = 3", "did you mean temperature"),
         ("rounds = ", "not a TOML file"),
         ('rounds = "many"', "--rounds must be a number"),

@@ -1,0 +1,315 @@
+"""The algorithms' formulas on hand-sized cases (numbers worked out in the comments), what they fall back
+to, and the same hash for every number of ranks."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fedproc_mpi import Config, UserError, algorithms, load_model, run
+from fedproc_mpi.algorithms.fedavg import FedAvg
+from fedproc_mpi.algorithms.fedproto import FedProto, loss_proto
+from fedproc_mpi.algorithms.fedprox import FedProx
+from fedproc_mpi.algorithms.moon import Moon, loss_con
+from fedproc_mpi.algorithms.scaffold import Scaffold, effective_steps
+from fedproc_mpi.algorithms.solo import Solo
+from fedproc_mpi.client import Batch, Round, Trainer
+from fedproc_mpi.config import flag
+from fedproc_mpi.data import ClientData
+from fedproc_mpi.flat import Entry, FlatModel, State, list_sha256, tensors_sha256
+from fedproc_mpi.sums import Diverged, Term, WeightedSums
+from tests.conftest import ROOT, call
+from tests.test_client import PlainBatches
+
+POISON = str(ROOT / "tests" / "poison.py")
+SMALL = {
+    "model": "tests.small_models:Normed",
+    "rounds": 3,
+    "local_epochs": 1,
+    "sample_rate": 0.6,
+    "checkpoint_every": 2,
+}
+CASES: dict[str, dict] = {
+    **{name: {"algorithm": name} for name in algorithms.names()},
+    "fedproto-two-kinds": {
+        "algorithm": "fedproto",
+        "client_models": "tests.small_models:Normed,tests.small_models:Wide",
+    },
+    "excluded": {"algorithm": POISON, "poisoned": "0,2", "on_diverged": "exclude", "sample_rate": 1.0},
+}
+
+
+class Line(nn.Module):
+    """Two classes, one weight each: z = (x, x), logits = (w0·x, w1·x); starts at 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1, 2, bias=False)
+        nn.init.zeros_(self.linear.weight)
+
+    def forward(self, x_BCHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x_B1 = x_BCHW.flatten(1)
+        return x_B1.expand(-1, 2), self.linear(x_B1)
+
+
+def line_trainer(**config: object) -> Trainer:
+    """Two epochs of one batch at lr 1: two steps."""
+    plain = {"lr": 1.0, "momentum": 0.0, "weight_decay": 0.0, "local_epochs": 2} | config
+    return Trainer(Config.create(**plain), FlatModel(Line()), PlainBatches(), 2, 2)
+
+
+ONE = ClientData(0, torch.ones(1, 1, 1, 1, dtype=torch.uint8), torch.tensor([0]))  # x = 1 of class 0
+
+
+def start_state(algorithm: algorithms.Algorithm, trainer: Trainer) -> State:
+    model = trainer.model
+    entries = {"model": Entry((2,)), "counters": Entry((0,), torch.int64)}
+    state = State(entries | algorithm.entries(trainer))
+    state["model"].copy_(model.vector_S)
+    return state
+
+
+def test_fedprox_adds_mu_times_the_distance_to_the_gradient() -> None:
+    # At w = 0 the softmax is (1/2, 1/2) and the gradient (-0.5, 0.5): w = (0.5, -0.5).
+    # Then p0 = 1/(1+e^-1) = 0.7310586, gradient of w0: -0.2689414 + 0.5·(0.5 - 0) = -0.0189414.
+    trainer = line_trainer()
+    algorithm = FedProx(mu=0.5)
+    state = start_state(algorithm, trainer)
+    terms = algorithm.client_update(trainer, ONE, state, Round(0, 1), {})
+    assert terms["model"].values.tolist() == pytest.approx([0.5189414, -0.5189414], abs=1e-6)
+    # Losses: ln 2 and -ln 0.7310586 = 0.3132617; |w - w_t|² = 0 and 0.5; the means over two samples.
+    total, ce, proximal = terms["losses"].values.tolist()
+    assert ce == pytest.approx((0.6931472 + 0.3132617) / 2, abs=1e-6)
+    assert proximal == pytest.approx(0.25, abs=1e-6)
+    assert total == pytest.approx(ce + 0.25 * 0.25, abs=1e-6)
+
+
+def test_scaffold_corrects_the_gradient_and_updates_the_clients_variate() -> None:
+    # c = (0.1, -0.1), c_i = (0.3, -0.3): the correction of w0 is -0.2. w0 = 0.7 after the first step;
+    # p0 = 1/(1+e^-1.4) = 0.8021839: gradient -0.1978161 - 0.2, w0 = 1.0978161.
+    # c_i⁺ = 0.3 - 0.1 - 1.0978161/2 = -0.3489081: the mean of the gradients -0.5 and -0.1978161.
+    trainer, algorithm = line_trainer(), Scaffold()
+    state = start_state(algorithm, trainer)
+    state["control"].copy_(torch.tensor([0.1, -0.1]))
+    kept = torch.tensor([0.3, -0.3])
+    own = {"control": kept}
+    terms = algorithm.client_update(trainer, ONE, state, Round(0, 1), own)
+    assert terms["model"].values.tolist() == pytest.approx([1.0978161, -1.0978161], abs=1e-6)
+    assert own["control"].tolist() == pytest.approx([-0.3489081, 0.3489081], abs=1e-6)
+    assert terms["control"].values.tolist() == pytest.approx([-0.6489081, 0.6489081], abs=1e-6)
+    assert kept.tolist() == pytest.approx([0.3, -0.3])  # replaced, not changed in place
+
+
+class Tilted(Scaffold):
+    """The loss is w0·x - w1·x: the gradient is (1, -1) at every step."""
+
+    def loss(self, batch: Batch, state: State, r: Round) -> dict:
+        return {"ce": (1.0, (batch.logits_BK[:, 0] - batch.logits_BK[:, 1]).mean())}
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+def test_scaffolds_variate_is_the_gradient_whatever_the_momentum(momentum: float) -> None:
+    trainer = line_trainer(momentum=momentum, local_epochs=3, lr=0.25)
+    state = start_state(Tilted(), trainer)
+    own: dict[str, torch.Tensor] = {}
+    Tilted().client_update(trainer, ONE, state, Round(0, 1), own)
+    assert own["control"].tolist() == pytest.approx([1.0, -1.0], abs=1e-6)
+
+
+def test_effective_steps_follow_the_published_form() -> None:
+    # ρ = 0.5: the velocities are 1, 1.5, 1.75; their sum is 4.25
+    assert effective_steps(3, 0.5) == 4.25
+    assert effective_steps(7, 0.0) == 7
+    rho, steps = 0.9, 40
+    published = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
+    assert effective_steps(steps, rho) == pytest.approx(published)
+
+
+def test_scaffolds_server_moves_c_by_the_share_that_took_part() -> None:
+    # two of m = 4 clients bring (1, 0) and (3, 1): c = (0.5, 0) + 2/4·(2, 0.5) = (1.5, 0.25)
+    trainer, algorithm = line_trainer(), Scaffold()
+    state = start_state(algorithm, trainer)
+    state["control"].copy_(torch.tensor([0.5, 0.0]))
+    r = Round(0, 1, num_clients=4)
+    sums = WeightedSums(algorithm.groups(state, trainer, [1, 1], r))
+    empty = torch.zeros(0, dtype=torch.int64)
+    for k, change in enumerate([[1.0, 0.0], [3.0, 1.0]]):
+        terms = {"model": Term(torch.zeros(2), 1), "counters": Term(empty, 1)}
+        sums.add(k, {**terms, "control": Term(torch.tensor(change), 1)})
+    algorithm.server_update(state, sums, r)
+    assert state["control"].tolist() == [1.5, 0.25]
+
+
+def test_moons_loss() -> None:
+    # z = (1, 0): cosines 0.6 with (3, 4) and 0 with (0, 2); over τ = 0.5: 1.2 and 0.
+    # -ln(e^1.2 / (e^1.2 + e^0)) = ln(1 + e^-1.2) = ln 1.3011942 = 0.2632825
+    near, far = torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 2.0]])
+    z = torch.tensor([[1.0, 0.0]], requires_grad=True)
+    loss = loss_con(z, near, far, 0.5)
+    assert loss.item() == pytest.approx(0.2632825, abs=1e-6)
+    loss.backward()
+    # along (0, 1) the cosines grow by 0.8 and 1: (1 - 0.8)/0.5 / (1 + e^1.2) = 0.4·0.2314752 = 0.0925901
+    assert z.grad is not None
+    assert z.grad[0, 1].item() == pytest.approx(0.0925901, abs=1e-6)
+    # one model is like the other: ln 2
+    assert loss_con(z, near, near, 0.5).item() == pytest.approx(math.log(2), abs=1e-6)
+
+
+def test_moons_term_is_0_in_a_clients_first_round_and_not_later() -> None:
+    trainer, algorithm = line_trainer(), Moon()
+    state = start_state(algorithm, trainer)
+    own: dict[str, torch.Tensor] = {}
+    first = algorithm.client_update(trainer, ONE, state, Round(3, 5), own)
+    plain = FedAvg().client_update(line_trainer(), ONE, state, Round(3, 5), {})
+    assert torch.equal(first["model"].values, plain["model"].values)
+    assert first["losses"].values[2] == 0
+    own = {name: tensor.clone() for name, tensor in own.items()}
+    second = algorithm.client_update(trainer, ONE, state, Round(4, 5), own)
+    # here z does not depend on the weights, so all three models agree: ln 2
+    assert second["losses"].values[2].item() == pytest.approx(math.log(2), abs=1e-6)
+
+
+def test_fedprotos_loss_is_the_mse_over_batch_and_width() -> None:
+    # (1-0)² + (2-0)² = 5 over 2 samples × 2 values = 1.25; class 2 has no prototype and adds 0
+    z = torch.tensor([[1.0, 2.0], [7.0, 7.0]], requires_grad=True)
+    proto, seen = torch.zeros(3, 2), torch.tensor([True, True, False])
+    loss = loss_proto(z, torch.tensor([0, 2]), proto, seen)
+    assert loss.item() == 1.25
+    loss.backward()
+    assert z.grad is not None
+    assert z.grad.tolist() == [[0.5, 1.0], [0.0, 0.0]]
+    assert loss_proto(z, torch.tensor([0, 2]), proto, torch.zeros(3, dtype=torch.bool)).item() == 0
+
+
+def test_fedproto_tells_the_class_by_the_nearest_prototype() -> None:
+    state = State({"prototypes": Entry((3, 2)), "seen": Entry((3,), torch.bool)})
+    state["prototypes"].copy_(torch.tensor([[0.0, 0.0], [1.0, 2.0], [1.0, 1.0]]))
+    state["seen"].copy_(torch.tensor([True, True, False]))
+    # (1, 1): √2 from class 0, 1 from class 1, and class 2 was never seen; (-1, 0): 1 and √8
+    scores = FedProto().prototype_scores(torch.tensor([[1.0, 1.0], [-1.0, 0.0]]), state)
+    assert scores.argmax(1).tolist() == [1, 0]
+    assert scores[0, :2].tolist() == pytest.approx([-math.sqrt(2), -1.0])
+
+
+def test_fedprotos_server_averages_over_holders_and_keeps_what_nobody_holds() -> None:
+    trainer, algorithm = line_trainer(), FedProto()
+    state = State(algorithm.entries(trainer))
+    state["prototypes"].copy_(torch.tensor([[9.0, 9.0], [5.0, 6.0]]))
+    r = Round(1, 2)
+    sums = WeightedSums(algorithm.groups(state, trainer, [10, 30], r))
+    losses = Term(torch.zeros(3), 1)
+    for k, row in enumerate([[1.0, 2.0], [3.0, 6.0]]):
+        means = torch.tensor([row, [0.0, 0.0]])
+        sums.add(k, {"losses": losses, "prototypes": Term(means, torch.tensor([1, 0]))})
+    algorithm.server_update(state, sums, r)
+    assert state["prototypes"].tolist() == [[2.0, 4.0], [5.0, 6.0]]  # uniform, not by |D_i|
+    assert state["seen"].tolist() == [True, False]
+
+
+def test_solo_goes_on_with_its_own_model_and_notices_that_it_diverged() -> None:
+    trainer, algorithm = line_trainer(local_epochs=1), Solo()
+    state = State({})
+    own = {"model": torch.tensor([0.5, -0.5]), "counters": torch.zeros(0, dtype=torch.int64)}
+    terms = algorithm.client_update(trainer, ONE, state, Round(0, 1), own)
+    assert set(terms) == {"losses"}
+    assert own["model"].tolist() == pytest.approx([0.7689414, -0.7689414], abs=1e-6)
+    own["model"] = torch.tensor([math.inf, 0.0])
+    with pytest.raises(Diverged, match=r"client 0: linear\.weight"):
+        algorithm.client_update(trainer, ONE, state, Round(1, 2), own)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("fedprox", {"mu": -1.0}, "--mu must be at least 0"),
+        ("moon", {"temperature": 0.0}, "--temperature must be above 0"),
+        ("fedproto", {"lam": math.nan}, "--lam must be at least 0"),
+        ("fedproto", {"client_models": "a,,b"}, "an empty name"),
+    ],
+)
+def test_wrong_options(name: str, options: dict, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        algorithms.build(name, options)
+    assert flag(next(iter(options))) in words or "--" not in words
+
+
+def test_client_models_need_one_width_of_z(shards: Path, tmp_path: Path) -> None:
+    models = "small-cnn,tests.small_models:Normed"
+    config = Config.create(
+        algorithm="fedproto", client_models=models, shards=str(shards), run_dir=str(tmp_path)
+    )
+    with pytest.raises(UserError, match="z has 16 values, the first client's has 256"):
+        run(config)
+
+
+def quick(shards: Path, run_dir: Path, **options: object) -> dict:
+    result = run(Config.create(shards=str(shards), run_dir=str(run_dir), **SMALL, **options))
+    assert result is not None
+    return result.summary
+
+
+def test_degenerate_cases_are_fedavg_bit_by_bit(shards: Path, tmp_path: Path) -> None:
+    cases = [
+        {"algorithm": "fedavg"},
+        {"algorithm": "fedprox", "mu": 0.0},
+        {"algorithm": "moon", "mu": 0.0},
+        {"algorithm": "fedproc", "alpha_schedule": "constant", "alpha": 0.0},
+        {"algorithm": "fedavg", "seed": 1},
+        {"algorithm": "fedprox"},
+    ]
+    hashes = [quick(shards, tmp_path / str(i), **case)["weights_sha256"] for i, case in enumerate(cases)]
+    assert len(set(hashes[:4])) == 1
+    assert len(set(hashes[3:])) == 3
+
+
+def test_scaffolds_c_is_the_mean_of_the_c_i_after_full_participation(shards: Path, tmp_path: Path) -> None:
+    small = {**SMALL, "sample_rate": 1.0, "rounds": 2}
+    run(Config.create(algorithm="scaffold", shards=str(shards), run_dir=str(tmp_path / "r"), **small))
+    kept = [torch.load(path)["control"] for path in (tmp_path / "r" / "clients").glob("*_round00001.pt")]
+    assert len(kept) == 5
+    control = torch.load(tmp_path / "r" / "checkpoint.pt")["state"]["control"]
+    assert control.abs().max() > 1e-3
+    torch.testing.assert_close(control, torch.stack(kept).mean(0), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.launches
+def test_the_same_hash_on_every_number_of_ranks(shards: Path, tmp_path: Path) -> None:
+    """Every algorithm with sampling, a BatchNorm model, two kinds of personal models, excluded clients."""
+    script = str(ROOT / "tests" / "run_on_ranks.py")
+    done = call([script, str(shards), str(tmp_path), "3", "5"], tmp_path, ranks=5, timeout=150)
+    assert done.returncode == 0, done.stderr
+    on_ranks = [json.loads((tmp_path / f"hashes-{n}.json").read_text()) for n in (3, 5)]
+    for name, options in CASES.items():
+        config = {**SMALL, **options}
+        result = run(Config.create(shards=str(shards), run_dir=str(tmp_path / f"{name}-1"), **config))
+        assert result is not None
+        expected = [result.summary["model_sha256"], result.summary["final_accuracy"]]
+        assert [found[name] for found in on_ranks] == [expected, expected], name
+    lines = [
+        [json.loads(text) for text in (tmp_path / f"excluded-{n}" / "metrics.jsonl").read_text().splitlines()]
+        for n in (1, 3, 5)
+    ]
+    assert [[k for k, _ in line.get("excluded", [])] for line in lines[0]] == [[], [0, 2], []]
+    for other in lines[1:]:
+        for mine, theirs in zip(lines[0], other, strict=True):
+            for key in set(mine) - {"seconds", "round_seconds"}:
+                assert mine[key] == theirs[key], key
+    hash_is_over_the_clients_models(tmp_path / "fedproto-two-kinds-5")
+
+
+def hash_is_over_the_clients_models(run_dir: Path) -> None:
+    models = [load_model(run_dir, client=k) for k in range(5)]
+    kinds = {type(model.model).__name__ for model in models}
+    assert kinds == {"Normed", "Wide"}
+    digests = []
+    for model in models:
+        assert model.prototypes_KD is not None
+        digests.append(tensors_sha256({**model.model.state_dict(), "prototypes": model.prototypes_KD}))
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["model_sha256"] == list_sha256(digests)
+    for client in (None, 5, -1):
+        with pytest.raises(UserError, match="each client has its own model"):
+            load_model(run_dir, client=client)

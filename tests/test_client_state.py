@@ -1,0 +1,258 @@
+"""What clients keep: files and versions, a kill, a damaged checkpoint, a client that diverges; evaluation."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedproc_mpi import Config, TrainingFailed, UserError, load_model, run
+from fedproc_mpi.__main__ import main
+from fedproc_mpi.checkpoint import NAME, PREVIOUS, kept_versions
+from fedproc_mpi.client_state import ClientState, ClientStates, state_path
+from fedproc_mpi.evaluation import accuracies, add_counts, worst_decile
+from fedproc_mpi.shards import Shards
+from tests.conftest import call, finish, kill_tree, start, wait_for
+from tests.test_algorithms import POISON, SMALL
+
+CPU = torch.device("cpu")
+
+
+def states_in(run_dir: Path, cache_bytes: int = 1000) -> ClientStates:
+    states = ClientStates(3, CPU, cache_bytes, initial=lambda k: {"c": torch.tensor([float(-k)])})
+    states.open(run_dir, [])
+    return states
+
+
+def numbered(value: float) -> ClientState:
+    return {"c": torch.full((10,), float(value))}
+
+
+def files_in(run_dir: Path) -> set[str]:
+    return {path.name for path in (run_dir / "clients").glob("*")}
+
+
+def test_a_state_counts_from_advance_on_and_any_rank_reads_it(tmp_path: Path) -> None:
+    states, other = states_in(tmp_path), states_in(tmp_path)
+    assert states.load(2)["c"].tolist() == [-2.0]  # kept nothing yet
+    changing = numbered(1)
+    states.save(2, 0, changing)
+    changing["c"].fill_(9)  # what was saved is a copy
+    assert states.load(2)["c"].tolist() == [-2.0]  # the round is not over
+    for rank in (states, other):
+        rank.advance([2], 0)
+        assert rank.load(2)["c"].tolist() == [1.0] * 10
+    assert files_in(tmp_path) == {"client00002_round00000.pt"}
+
+
+def test_the_cache_is_bounded_and_never_stale(tmp_path: Path) -> None:
+    states = states_in(tmp_path, cache_bytes=80)  # two states of 10 float32
+    for k in range(3):
+        states.save(k, 0, numbered(k))
+    states.advance(range(3), 0)
+    assert list(states._cache) == [1, 2]
+    assert states.load(0)["c"][0] == 0  # from its file; the one used longest ago goes
+    assert list(states._cache) == [2, 0]
+    states_in(tmp_path, 1000).save(0, 1, numbered(7))  # another rank trains client 0
+    states.advance([0], 1)
+    assert states.load(0)["c"][0] == 7
+
+
+def test_files_live_until_no_kept_checkpoint_names_them(tmp_path: Path) -> None:
+    states = states_in(tmp_path)
+    kept: list[list[int]] = []
+    for t in range(6):
+        states.save(0, t, numbered(t))
+        states.advance([0], t)
+        if t % 2:  # a checkpoint every second round, two are kept
+            kept = [list(states.versions), *kept][:2]
+        states.collect_garbage(kept)
+    assert files_in(tmp_path) == {"client00000_round00003.pt", "client00000_round00005.pt"}
+    # A kill: files of rounds 6 and 7 that no checkpoint names are ignored, and deleted on resuming.
+    states.save(0, 6, numbered(6))
+    states.save(1, 7, numbered(7))
+    resumed = states_in(tmp_path)
+    resumed.open(tmp_path, kept[0])
+    resumed.scan()
+    resumed.collect_garbage(kept)
+    assert files_in(tmp_path) == {"client00000_round00003.pt", "client00000_round00005.pt"}
+    assert resumed.load(0)["c"][0] == 5
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    states = states_in(tmp_path, cache_bytes=0)
+    states.save(1, 0, numbered(1))
+    states.advance([1], 0)
+    path = state_path(tmp_path, 1, 0)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(UserError, match=r"client00001_round00000.pt: client 1's state cannot be read"):
+        states.load(1)
+
+
+SCAFFOLD = ["--algorithm", "scaffold", "--rounds", "24", "--local-epochs", "1", "--sample-rate", "0.6"]
+SCAFFOLD += ["--checkpoint-every", "5"]
+
+
+@pytest.mark.launches
+def test_kill_and_resume_and_a_damaged_checkpoint(shards: Path, tmp_path: Path) -> None:
+    """SCAFFOLD on 3 ranks, kill -9 between checkpoints; goes on in one process to the same hash."""
+    config = {"algorithm": "scaffold", "rounds": 24, "local_epochs": 1, "sample_rate": 0.6}
+    straight = run(Config.create(**config, shards=str(shards), run_dir=str(tmp_path / "straight")))
+    assert straight is not None
+    killed = tmp_path / "killed"
+    job = start(
+        ["-m", "fedproc_mpi", *SCAFFOLD, "--shards", str(shards), "--run-dir", str(killed)],
+        tmp_path,
+        ranks=3,
+    )
+    metrics = killed / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 12)
+    kill_tree(job.pid)
+    finish(job)
+    assert kept_versions(killed)
+    damaged = tmp_path / "damaged"
+    shutil.copytree(killed, damaged)
+    (damaged / NAME).write_bytes((damaged / NAME).read_bytes()[:1000])
+    first_rounds = []
+    for run_dir in (killed, damaged):
+        more = {"shards": str(shards), "run_dir": str(run_dir), "resume": True, "checkpoint_every": 5}
+        result = run(Config.create(**config, **more))
+        assert result is not None
+        assert result.summary["model_sha256"] == straight.summary["model_sha256"]
+        assert [line["round"] for line in result.metrics] == list(range(24))
+        first_rounds.append(result.summary["resumed_at_round"])
+        newest = dict(enumerate(kept_versions(run_dir)[0]))
+        named = {(k, t) for versions in kept_versions(run_dir) for k, t in enumerate(versions)}
+        assert files_in(run_dir) == {state_path(run_dir, k, t).name for k, t in named}
+        for k, t in newest.items():
+            straights = torch.load(state_path(tmp_path / "straight", k, t))
+            assert torch.equal(torch.load(state_path(run_dir, k, t))["control"], straights["control"])
+    assert first_rounds[0] % 5 == 0
+    assert first_rounds[0] >= 10
+    assert first_rounds[1] == first_rounds[0] - 5
+
+
+def test_a_damaged_newest_checkpoint_does_not_push_the_good_one_out(shards: Path, tmp_path: Path) -> None:
+    config = {**SMALL, "algorithm": "moon", "checkpoint_every": 1, "shards": str(shards)}
+    run(Config.create(**config, run_dir=str(tmp_path)))
+    (tmp_path / "summary.json").unlink()  # as if killed before the end
+    (tmp_path / NAME).write_bytes(b"broken")
+    result = run(Config.create(**config, run_dir=str(tmp_path), resume=True))
+    assert result is not None
+    assert result.summary["resumed_at_round"] == 2
+    rounds = [torch.load(tmp_path / name)["next_round"] for name in (NAME, PREVIOUS)]
+    assert rounds == [3, 2]
+
+
+def poisoned(shards: Path, run_dir: Path, clients: str, how: str) -> list[str]:
+    flags = {"algorithm": POISON, "poisoned": clients, "on-diverged": how, "shards": str(shards)}
+    flags |= {"run-dir": str(run_dir), "rounds": "3", "local-epochs": "1"}
+    return [word for name, value in flags.items() for word in (f"--{name}", value)]
+
+
+def test_a_diverged_client_stops_the_run(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(poisoned(shards, tmp_path, "3,1", "stop")) == TrainingFailed.exit_code == 3
+    told = capsys.readouterr().err
+    assert "round 1: client " in told
+    assert "classifier.bias reached nan" in told
+    assert "--on-diverged exclude" in told
+
+
+def test_a_diverged_client_is_left_out_and_keeps_its_old_state(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(poisoned(shards, tmp_path, "1", "exclude")) == 0
+    lines = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [[k for k, _ in line.get("excluded", [])] for line in lines] == [[], [1], []]
+    assert "classifier.bias" in lines[1]["excluded"][0][1]
+    # checkpoints of rounds 2 and 3 are kept: after round 1 client 1's state was still that of round 0
+    newest, previous = kept_versions(tmp_path)
+    assert newest == [2, 2, 2, 2, 2]
+    assert previous == [1, 0, 1, 1, 1]
+    assert state_path(tmp_path, 1, 0).exists()
+    assert main(poisoned(shards, tmp_path / "all", "0,1,2,3,4", "exclude")) == 3
+    assert "every client of the cohort diverged" in capsys.readouterr().err
+
+
+@pytest.mark.launches
+def test_a_diverged_client_stops_all_ranks(shards: Path, tmp_path: Path) -> None:
+    done = call(["-m", "fedproc_mpi", *poisoned(shards, tmp_path, "1", "stop")], tmp_path, ranks=3)
+    assert done.returncode == 3
+    assert "fedproc_mpi: round 1: client 1: model classifier.bias reached nan" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_accuracies_from_counts() -> None:
+    # Two ranks counted 30 + 20 of 100 test samples; clients have 10, 20, 0 own rows.
+    ranks = [
+        {"head": {"test": {"-1": 30}, "own": {"0": 4, "1": 6}}, "prototype": {"test": {"-1": 5}, "own": {}}},
+        {"head": {"test": {"-1": 20}, "own": {"1": 12}}, "prototype": {"test": {"-1": 5}, "own": {"0": 10}}},
+    ]
+    found = accuracies(add_counts(ranks), 100, [10, 20, 0])
+    # clients: 4/10 and 18/20; mean 0.65, std 0.25; by prototype 1 and 0
+    assert found == pytest.approx(
+        {
+            "accuracy": 0.5,
+            "client_accuracy_mean": 0.65,
+            "client_accuracy_std": 0.25,
+            "client_accuracy_worst_decile": 0.4,
+            "prototype_accuracy": 0.1,
+            "client_prototype_accuracy_mean": 0.5,
+            "client_prototype_accuracy_std": 0.5,
+            "client_prototype_accuracy_worst_decile": 0.0,
+        }
+    )
+    personal = accuracies({"head": {"test": {0: 40, 2: 60}, "own": {0: 5, 2: 0}}}, 100, [10, 20, 0])
+    assert personal == pytest.approx(
+        {
+            "accuracy": 0.5,
+            "accuracy_std": 0.1,
+            "client_accuracy_mean": 0.5,
+            "client_accuracy_std": 0.0,
+            "client_accuracy_worst_decile": 0.5,
+        }
+    )
+
+
+def test_worst_decile_is_the_mean_of_the_lowest_tenth() -> None:
+    assert worst_decile([0.5, 0.2, 0.9]) == 0.2
+    assert worst_decile([i / 20 for i in range(20)]) == pytest.approx(0.025)  # 0 and 0.05
+    assert worst_decile([0.0, 0.1, 0.2, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]) == pytest.approx(0.05)
+
+
+def predict(run_dir: Path, shards: Shards, client: int | None = None) -> np.ndarray:
+    images, _ = shards.test(0, shards.num_test)
+    with torch.no_grad():
+        logits = load_model(run_dir, client)(torch.from_numpy(images).permute(0, 3, 1, 2))
+    return logits.argmax(1).numpy()
+
+
+def test_both_views_agree_with_the_loaded_models(shards: Path, tmp_path: Path) -> None:
+    more = {"shards": str(shards), "rounds": 8, "eval_every": 3, "local_epochs": 3}
+    small = {**SMALL, **more}
+    with Shards(shards) as file:
+        _, labels = file.test(0, file.num_test)
+        rows = [file.client_test_rows(k) for k in range(5)]
+        run(Config.create(algorithm="fedproc", run_dir=str(tmp_path / "one"), **small))
+        summary = json.loads((tmp_path / "one" / "summary.json").read_text())
+        right = predict(tmp_path / "one", file) == labels
+        own = [right[own_rows].mean() for own_rows in rows]
+        assert summary["final_accuracy"] == pytest.approx(right.mean(), abs=0.003)
+        assert summary["client_accuracy_mean"] == pytest.approx(np.mean(own), abs=0.003)
+        assert summary["client_accuracy_std"] == pytest.approx(np.std(own), abs=0.01)
+        assert summary["client_accuracy_worst_decile"] == pytest.approx(min(own), abs=0.02)
+        assert summary["prototype_accuracy"] > 0.3
+        run(Config.create(algorithm="solo", run_dir=str(tmp_path / "own"), **small))
+        lines = [json.loads(line) for line in (tmp_path / "own" / "metrics.jsonl").read_text().splitlines()]
+        right_m = np.array([predict(tmp_path / "own", file, k) == labels for k in range(5)])
+        assert lines[-1]["accuracy"] == pytest.approx(right_m.mean(), abs=0.003)
+        assert lines[-1]["accuracy_std"] == pytest.approx(right_m.mean(1).std(), abs=0.003)
+        own = [right_m[k][rows[k]].mean() for k in range(5)]
+        assert lines[-1]["client_accuracy_mean"] == pytest.approx(np.mean(own), abs=0.003)
+        assert [line["accuracy"] is not None for line in lines] == [t in (2, 5, 7) for t in range(8)]
+        with pytest.raises(UserError, match="all clients share one model"):
+            load_model(tmp_path / "one", client=0)
