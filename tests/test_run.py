@@ -75,9 +75,7 @@ def test_model_sha256_is_what_it_says(finished: Result) -> None:
     assert digest.hexdigest() == finished.summary["model_sha256"]
 
 
-def test_same_config_same_hash_other_seed_other_hash(
-    finished: Result, shards: Path, tmp_path: Path
-) -> None:
+def test_same_config_same_hash_other_seed_other_hash(finished: Result, shards: Path, tmp_path: Path) -> None:
     again = run_once(shards, tmp_path / "b", eval_every=3, checkpoint_every=2, data_cache_mb=0)
     assert again.summary["model_sha256"] == finished.summary["model_sha256"]
     assert [line["accuracy"] is None for line in again.metrics] == [True, True, False, False]
@@ -240,16 +238,16 @@ def test_init_from_a_file(finished: Result, shards: Path, tmp_path: Path) -> Non
         ({"temperatur": 1.0}, "did you mean --temperature"),
     ],
 )
-def test_wrong_input_leaves_nothing_behind(
-    shards: Path, tmp_path: Path, options: dict, words: str
-) -> None:
+def test_wrong_input_leaves_nothing_behind(shards: Path, tmp_path: Path, options: dict, words: str) -> None:
     with pytest.raises(UserError, match=words):
         run_once(shards, tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
 
 
 def test_state_views_share_one_buffer() -> None:
-    state = State({"model": Entry((3,)), "seen": Entry((5,), torch.bool), "counters": Entry((2,), torch.int64)})
+    state = State(
+        {"model": Entry((3,)), "seen": Entry((5,), torch.bool), "counters": Entry((2,), torch.int64)}
+    )
     state["model"].fill_(1.5)
     state["counters"].fill_(-7)
     other = State(state.entries)
