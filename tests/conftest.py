@@ -70,9 +70,7 @@ def start(
     )
 
 
-def finish(
-    process: "subprocess.Popen[str]", timeout: float = 120
-) -> "subprocess.CompletedProcess[str]":
+def finish(process: "subprocess.Popen[str]", timeout: float = 120) -> "subprocess.CompletedProcess[str]":
     """Wait for it; past the time limit the whole job is killed and the test fails with its output."""
     try:
         out, err = process.communicate(timeout=timeout)

@@ -69,7 +69,8 @@ def test_mpi_lives_in_comm_alone() -> None:
 @pytest.mark.launches
 def test_importing_the_package_starts_nothing() -> None:
     code = (
-        "import sys, fedproc_mpi, fedproc_mpi.__main__; print('torch' in sys.modules, 'mpi4py' in sys.modules);"
+        "import sys, fedproc_mpi, fedproc_mpi.__main__;"
+        "print('torch' in sys.modules, 'mpi4py' in sys.modules);"
         "import fedproc_mpi.federated; print('mpi4py' in sys.modules, 'torchvision' in sys.modules,"
         " 'matplotlib' in sys.modules)"
     )

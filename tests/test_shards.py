@@ -101,7 +101,7 @@ def test_missing_foreign_and_truncated_files(tmp_path: Path, copy: Path) -> None
     whole = copy.read_bytes()
     for size in (len(whole) // 2, len(whole) - 100, 600):
         copy.write_bytes(whole[:size])
-        with pytest.raises(UserError, match="truncated|make it again|cannot be read"):
+        with pytest.raises(UserError, match=r"truncated|make it again|cannot be read"):
             Shards(copy)
 
 
