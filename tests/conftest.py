@@ -23,7 +23,7 @@ AS_ROOT = {
 QUICK = ("--rounds", "4", "--local-epochs", "1")
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Under mpirun, a test must not start processes of its own. Alone, tests of the transport run on the
     serial one, and those that need several ranks are left to `test_under_mpirun.py`."""
@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         elif mark and mark.kwargs:
             left_out.append(item)
         elif mark:
-            item.own_markers.remove(mark)  # else pytest-mpi skips it
+            item.own_markers[:] = [m for m in item.own_markers if m.name != "skip"]  # pytest-mpi's
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=left_out)
 
