@@ -4,6 +4,7 @@ Shapes: B batch, C channels, H, W image, D width of z, K classes, P parameters.
 """
 
 import copy
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -43,6 +44,12 @@ class Round:
 
 LossParts = Mapping[str, tuple[float, Tensor]]  # name → (weight, value); the loss is Σ weight·value
 LossFunction = Callable[[Batch], LossParts]
+
+
+def weighted_sum(parts: LossParts) -> Tensor:
+    """Σ weight·value; a weight of 1 costs no operation."""
+    terms = [value if weight == 1 else weight * value for weight, value in parts.values()]
+    return functools.reduce(torch.add, terms)
 
 
 class Trainer:
@@ -88,8 +95,8 @@ class Trainer:
         w_P = model.vector_S[: model.num_params]
         generator = torch_generator(config.seed, "shuffle", t, data.client)
         self._momentum_P.zero_()
-        totals: dict[str, Tensor] = {}
-        samples, self.steps = 0, 0
+        values: dict[str, list[Tensor]] = {}  # of each step; looked at once a round
+        sizes: list[int] = []
         # A lone sample has no batch statistics: BatchNorm then uses (and keeps) the running ones.
         model.module.train(data.num_examples >= self._min_batch)
         for _ in range(config.local_epochs):
@@ -100,18 +107,21 @@ class Trainer:
                 with devices.autocast(config, self.device):
                     z_BD, logits_BK = model.module(x_BCHW)
                     parts = dict(loss(Batch(x_BCHW, y_B, z_BD.float(), logits_BK.float())))
-                    total = torch.stack([weight * value for weight, value in parts.values()]).sum()
+                    total = weighted_sum(parts)
                 model.grad_P.zero_()
                 total.backward()
                 if correct_gradient is not None:
                     correct_gradient(model.grad_P, w_P)
                 self._step(w_P)
-                samples += len(y_B)
-                self.steps += 1
+                sizes.append(len(y_B))
                 for name, value in [("total", total), *((n, v) for n, (_, v) in parts.items())]:
-                    term = value.detach() * len(y_B)
-                    totals[name] = totals[name] + term if name in totals else term
-        return {name: float(value) / samples for name, value in totals.items()}
+                    values.setdefault(name, []).append(value.detach())
+        self.steps = len(sizes)
+        size_N = torch.tensor(sizes, dtype=torch.float64)
+        return {
+            name: float(torch.stack(steps).cpu().double() @ size_N / size_N.sum())
+            for name, steps in values.items()
+        }
 
     @torch.no_grad()
     def _step(self, w_P: Tensor) -> None:

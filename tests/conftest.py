@@ -23,12 +23,22 @@ AS_ROOT = {
 QUICK = ("--rounds", "4", "--local-epochs", "1")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Under mpirun, a test must not start processes of its own."""
-    if config.getoption("--with-mpi", default=False):
-        left_out = [item for item in items if item.get_closest_marker("launches")]
-        items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=left_out)
+    """Under mpirun, a test must not start processes of its own. Alone, tests of the transport run on the
+    serial one, and those that need several ranks are left to `test_under_mpirun.py`."""
+    left_out = []
+    for item in items:
+        mark = item.get_closest_marker("mpi")
+        if config.getoption("--with-mpi", default=False):
+            if item.get_closest_marker("launches"):
+                left_out.append(item)
+        elif mark and mark.kwargs:
+            left_out.append(item)
+        elif mark:
+            item.own_markers[:] = [m for m in item.own_markers if m.name != "skip"]  # pytest-mpi's
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
 
 
 def skip_or_fail(reason: str) -> None:

@@ -120,7 +120,7 @@ def test_a_run_is_never_overwritten(finished: Result, shards: Path, tmp_path: Pa
     before = {path.name: path.read_bytes() for path in finished.run_dir.iterdir()}
     with pytest.raises(UserError, match="already holds a finished run"):
         run_once(shards, finished.run_dir)
-    with pytest.raises(UserError, match=r"--lr was 0\.02, now 0\.5; --temperature was 1\.0, now 2\.0"):
+    with pytest.raises(UserError, match=r"--lr was 0\.03, now 0\.5; --temperature was 1\.0, now 2\.0"):
         run_once(shards, finished.run_dir, resume=True, lr=0.5, temperature=2.0)
     # a finished run is not run again; execution fields may differ
     same = run_once(shards, finished.run_dir, resume=True, eval_every=2)
