@@ -15,7 +15,7 @@ FLOORS = {
     **dict.fromkeys(("client_state",), 1),
     **dict.fromkeys(("client", "evaluation"), 2),
     "algorithms": 3,
-    **dict.fromkeys(("federated", "predict"), 4),
+    **dict.fromkeys(("federated", "parts", "predict"), 4),
     **dict.fromkeys(("__main__", "__init__", "cli", "report", "doctor", "scaling", "study"), 5),
 }
 

@@ -56,7 +56,16 @@ def test_run_directory(finished: Result) -> None:
     lines = lines_of(finished.run_dir)
     assert [line["round"] for line in lines] == [0, 1, 2, 3]
     assert [line["alpha"] for line in lines] == [1.0, 0.75, 0.5, 0.25]
-    phases = {"broadcast", "train", "prototypes", "reduce", "server", "evaluate", "checkpoint"}
+    phases = {
+        "broadcast",
+        "train",
+        "client_state",
+        "prototypes",
+        "reduce",
+        "server",
+        "evaluate",
+        "checkpoint",
+    }
     assert all(set(line["seconds"]) == phases for line in lines)
     config = json.loads((finished.run_dir / "config.json").read_text())
     assert config["environment"]["torch"] == torch.__version__
