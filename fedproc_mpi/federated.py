@@ -188,8 +188,8 @@ def _stopping_by_signal(federation: Federation) -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for which, handler in before.items():
+            signal.signal(which, handler)
 
 
 def _open(federation: Federation) -> tuple[Path, int, bool]:
