@@ -18,7 +18,7 @@ from fedproc_mpi.config import Config
 from fedproc_mpi.data import Batches, ClientData, cuts
 from fedproc_mpi.flat import FlatModel, State
 from fedproc_mpi.models import has_batchnorm
-from fedproc_mpi.seeds import torch_generator
+from fedproc_mpi.seeds import seed_for, torch_generator
 
 BLOCK = 256  # samples an evaluation block: logits change with the batch they are computed in (law 1)
 
@@ -80,7 +80,10 @@ class Trainer:
         correct_gradient(grad_P, w_P) may change the gradient in place before each step. Returns the
         mean of the loss and of each of its parts over the round's samples.
         """
-        with self._timed("train"):
+        cuda = [self.device] if self.device.type == "cuda" else []
+        with self._timed("train"), torch.random.fork_rng(devices=cuda):
+            # Dropout draws from torch's own generators: keyed as well, never carried from client to client.
+            torch.manual_seed(seed_for(self.config.seed, "torch", t, data.client))
             self.model.load(state["model"], state["counters"])
             return self._epochs(data, t, loss, correct_gradient)
 
