@@ -31,6 +31,7 @@ SMALL = {
     "local_epochs": 1,
     "sample_rate": 0.6,
     "checkpoint_every": 2,
+    "eval_every": 2,
 }
 CASES: dict[str, dict] = {
     **{name: {"algorithm": name} for name in algorithms.names()},
@@ -279,7 +280,7 @@ def test_scaffolds_c_is_the_mean_of_the_c_i_after_full_participation(shards: Pat
 def test_the_same_hash_on_every_number_of_ranks(shards: Path, tmp_path: Path) -> None:
     """Every algorithm with sampling, a BatchNorm model, two kinds of personal models, excluded clients."""
     script = str(ROOT / "tests" / "run_on_ranks.py")
-    done = call([script, str(shards), str(tmp_path), "3", "5"], tmp_path, ranks=5, timeout=150)
+    done = call([script, str(shards), str(tmp_path), "3", "5"], tmp_path, ranks=5, timeout=300)
     assert done.returncode == 0, done.stderr
     on_ranks = [json.loads((tmp_path / f"hashes-{n}.json").read_text()) for n in (3, 5)]
     for name, options in CASES.items():
