@@ -115,8 +115,7 @@ def augment_batch(x_BCHW: Tensor, kind: str, generator: torch.Generator) -> Tens
     """
     if kind == "none":
         return x_BCHW
-    batch, _, height, width = x_BCHW.shape
-    draws_B4 = torch.rand(batch, 4, generator=generator).to(x_BCHW.device)
+    draws_B4 = torch.rand(len(x_BCHW), 4, generator=generator).to(x_BCHW.device)
     shift_B2 = (draws_B4[:, :2] * 9).long()  # 0..8 from the corner of the padded image
     flip_B = draws_B4[:, 2] < 0.5
     out_BCHW = shift_and_flip(x_BCHW, shift_B2, flip_B, "reflect" if kind == "cifar10" else "constant")
