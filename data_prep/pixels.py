@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from fedproc_mpi.errors import UserError
+
 Rows = npt.NDArray[np.int64]
 
 
@@ -18,6 +20,7 @@ class PixelFile:
 
     def __init__(self, directory: Path, shape: tuple[int, int, int]) -> None:
         directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
         self._shape, self._row_bytes = shape, math.prod(shape)
         self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115
 
@@ -29,8 +32,11 @@ class PixelFile:
 
     def append_bytes(self, data: memoryview) -> None:
         """Add raw bytes in (N, H, W, C) order."""
-        while len(data):
-            data = data[self._file.write(data) :]
+        try:
+            while len(data):
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            raise UserError(f"cannot write pixels to {self._directory}: {error.strerror}") from error
 
     def __call__(self, rows: Rows) -> npt.NDArray[np.uint8]:
         """The images of these rows; runs of neighbours are read at once."""

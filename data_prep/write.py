@@ -46,8 +46,8 @@ def write(
     try:
         _check_room(out, (sum(sizes) + num_test) * (int(np.prod(source.image_shape)) + 2))
         return write_shards(out, header, sizes, clients, test, num_test, rows)
-    except (OSError, RuntimeError) as error:  # h5py raises either when the disk is full
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:160]
+    except OSError as error:
+        reason = error.strerror or " ".join(str(error).split())[:160]
         raise UserError(f"cannot write {out}: {reason}; nothing was left there") from error
 
 
@@ -56,7 +56,7 @@ def _check_room(out: Path, needed: int) -> None:
     free = shutil.disk_usage(out.parent).free
     if free < needed:
         raise UserError(
-            f"cannot write {out}: disk full: it needs {needed / 1e6:.0f} MB, {free / 1e6:.0f} MB are free"
+            f"cannot write {out}: disk full: it needs {needed / 1e6:.2f} MB, {free / 1e6:.2f} MB are free"
         )
 
 

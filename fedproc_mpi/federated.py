@@ -78,6 +78,7 @@ class Federation:
             shards.num_classes,
             config.normalize_z,
             seed_for(config.seed, "model"),
+            config.norm,
         )
         if config.init and comm.rank == 0:
             _load_init(module, config.init)

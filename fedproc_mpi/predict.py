@@ -48,7 +48,7 @@ def load_model(run_dir: str | Path) -> Predictor:
     data = config["data"]
     shape = (data["image_shape"][0], data["image_shape"][1], data["image_shape"][2])
     names = list(data["class_names"])
-    model = build_model(config["model"], shape, len(names), config["normalize_z"], seed=0)
+    model = build_model(config["model"], shape, len(names), config["normalize_z"], 0, config["norm"])
     model.load_state_dict(saved["state_dict"])
     predictor = Predictor(model, data["mean"], data["std"], names)
     predictor.prototypes_KD = saved.get("prototypes")

@@ -14,6 +14,7 @@ name that is renamed at the end. This module is the one place that knows the for
 
 import hashlib
 import json
+import math
 import os
 import re
 import shlex
@@ -70,8 +71,11 @@ def write_shards(
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    needed = (int(offsets[-1]) + num_test) * math.prod(header.image_shape)
     try:
+        _reserve(temporary, needed)  # where it fails, it fails here: HDF5 does not survive a full disk
         with h5py.File(temporary, "w", libver="v110") as file:
+            _reserve(temporary, needed)
             images, labels = _create(file, "train", int(offsets[-1]), header.image_shape)
             checksums = np.zeros((len(sizes), 32), np.uint8)
             pieces = iter(clients)
@@ -238,6 +242,13 @@ def how_to_make(path: Path) -> str:
     source, clients, beta, seed = name.groups()
     flags = f"--clients {clients} --beta {beta or 0.5} --seed {seed or 0} --out {shlex.quote(str(path))}"
     return f"make it with `python -m data_prep {source} {flags}`"
+
+
+def _reserve(path: Path, size: int) -> None:
+    """Claim the disk's blocks, so that the writes into them cannot fail. OSError where there is no room."""
+    with path.open("ab") as file:
+        if size and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
 
 
 def _create(file: h5py.File, group: str, n: int, shape: tuple[int, int, int]) -> tuple[Any, Any]:
