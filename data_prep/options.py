@@ -91,6 +91,8 @@ class Sharding:
             value = getattr(self, f.name)
             if f.name in ("out", "seed", "download", "unofficial") or isinstance(value, Path):
                 continue
+            if f.name == "clients" and kind == "natural" and not isinstance(self, Synthetic):
+                continue
             if kind in BELONGS.get(f.name, (kind,)) and (f.name in always or value != f.default):
                 values = value if isinstance(value, tuple) else () if value is True else (value,)
                 words += [f"--{f.name.replace('_', '-')}", *(shlex.quote(str(v)) for v in values)]

@@ -1,5 +1,6 @@
 """The picture of a partition: client × class bubbles, sample images as they are, pixel values."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,10 @@ def draw(shards: Shards, counts_mK: npt.NDArray[np.int64], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure: Any = pyplot.figure(figsize=(17, 8), layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=[1, 1.1], squeeze=False)[0]
-    _bubbles(left.subplots(), shards, counts_mK[:MOST_CLIENTS])
-    (samples,), (values,) = right.subfigures(2, 1, height_ratios=[3, 1], squeeze=False)
-    _samples(samples, shards)
-    _values(values.subplots(), shards)
+    figure = pyplot.figure(figsize=(17, 8))
+    _bubbles(figure.add_axes((0.09, 0.14, 0.39, 0.77)), shards, counts_mK[:MOST_CLIENTS])
+    _samples(figure.add_axes((0.51, 0.25, 0.48, 0.66)), shards)
+    _values(figure.add_axes((0.54, 0.06, 0.44, 0.13)), shards)
     header = shards.header
     figure.suptitle(
         f"{header.dataset}: {header.partition}, beta {header.beta}, seed {header.seed}, "
@@ -32,7 +31,9 @@ def draw(shards: Shards, counts_mK: npt.NDArray[np.int64], path: Path) -> None:
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=100)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a name in letters that the font lacks
+            figure.savefig(path, dpi=100)
     except (OSError, ValueError) as error:
         raise UserError(f"--plot {path}: cannot write it: {error}") from error
     finally:
@@ -62,22 +63,27 @@ def _bubbles(axes: Any, shards: Shards, counts_mK: npt.NDArray[np.int64]) -> Non
     axes.set_title(f"samples of a class at a client (largest bubble: {counts.max()})")
 
 
-def _samples(figure: Any, shards: Shards) -> None:
+def _samples(axes: Any, shards: Shards) -> None:
     """Rows are clients, spread over all; pixels as stored: no scaling of values, square pixels."""
+    height, width, channels = shards.header.image_shape
     rows = min(GRID_ROWS, shards.num_clients)
     chosen = np.linspace(0, shards.num_clients - 1, rows).astype(int)
-    grid = figure.subplots(rows, GRID_COLUMNS, squeeze=False)
-    for row, client in zip(grid, chosen, strict=True):
+    side = max(height, width)
+    above, beside = max(2, round(0.3 * side)), max(2, round(0.5 * side))  # room for the labels
+    sheet = np.full((rows * (height + above), GRID_COLUMNS * (width + beside), channels), 255, np.uint8)
+    for row, client in enumerate(chosen):
         x_NHWC, y_N = shards.client(int(client))
-        picks = np.linspace(0, len(y_N) - 1, min(GRID_COLUMNS, len(y_N))).astype(int)
-        for cell in row:
-            cell.set_axis_off()
-        for cell, i in zip(row, picks, strict=False):
-            image = x_NHWC[i, :, :, 0] if x_NHWC.shape[3] == 1 else x_NHWC[i]
-            cell.imshow(image, cmap="gray", vmin=0, vmax=255, aspect="equal", interpolation="nearest")
-            cell.set_title(_plain(shards.header.class_names[int(y_N[i])])[:14], fontsize=7, pad=2)
-        row[0].text(-0.25, 0.5, str(client), transform=row[0].transAxes, ha="right", va="center")
-    figure.suptitle("samples as stored, a client a row", fontsize=10)
+        top = row * (height + above) + above
+        axes.text(-0.4 * side, top + height / 2, str(client), ha="right", va="center")
+        for column, i in enumerate(np.linspace(0, len(y_N) - 1, min(GRID_COLUMNS, len(y_N))).astype(int)):
+            left = column * (width + beside)
+            sheet[top : top + height, left : left + width] = x_NHWC[i]
+            name = _plain(shards.header.class_names[int(y_N[i])][:14])
+            axes.text(left + width / 2, top - 0.06 * side, name, ha="center", va="bottom", fontsize=7)
+    image = sheet[..., 0] if channels == 1 else sheet
+    axes.imshow(image, cmap="gray", vmin=0, vmax=255, aspect="equal", interpolation="nearest")
+    axes.set_axis_off()
+    axes.set_title("samples as stored, a client a row", fontsize=10)
 
 
 def _values(axes: Any, shards: Shards) -> None:
@@ -89,6 +95,7 @@ def _values(axes: Any, shards: Shards) -> None:
         histogram = np.bincount(x_NHWC[..., channel].ravel(), minlength=256) / x_NHWC[..., channel].size
         axes.plot(histogram, color=colour, linewidth=1)
     axes.set_yscale("log")
+    axes.tick_params(axis="y", which="both", labelleft=False)
     axes.set_xlim(-2, 257)
     pairs = zip(shards.header.mean, shards.header.std, strict=True)
     means = ", ".join(f"{255 * mean:.0f} ± {255 * std:.0f}" for mean, std in pairs)
