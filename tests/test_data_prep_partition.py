@@ -61,8 +61,9 @@ def test_dirichlet_leaves_as_many_empty_pairs_as_published():
     assert 0.2 < empty < 0.285
 
 
-def test_dirichlet_gives_up_with_beta_m_and_the_minimum():
-    with pytest.raises(UserError, match=r"beta=0\.01 gave each of 60 clients 10 samples in 2000 tries"):
+def test_dirichlet_gives_up_with_beta_m_and_the_minimum(monkeypatch):
+    monkeypatch.setattr(partition, "MAX_TRIES", 50)
+    with pytest.raises(UserError, match=r"beta=0\.01 gave each of 60 clients 10 samples in 50 tries"):
         partition.dirichlet(np.arange(700) % 3, 60, 0.01, 0)
     with pytest.raises(UserError, match="700 samples cannot give 71 clients 10 each"):
         partition.dirichlet(np.arange(700) % 3, 71, 0.5, 0)

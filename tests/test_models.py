@@ -9,6 +9,15 @@ from fedproc_mpi.errors import UserError
 from fedproc_mpi.models import build_model, has_batchnorm
 
 
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """On a busy machine torch's threads wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def build(name: str, shape=(32, 32, 3), num_classes=10, norm="batch", seed=0) -> nn.Module:
     return build_model(name, shape, num_classes, False, seed, norm)
 
@@ -106,19 +115,17 @@ def test_weights_come_from_the_seed_alone(name):
 
 @pytest.mark.parametrize(("name", "norm"), [("resnet50", "batch"), ("resnet18", "group")])
 def test_resnets_train(name, norm):
-    """Three steps on four fixed images at 16 px, so that it is quick."""
+    """A small step down the gradient lowers the loss of the same batch (16 px, so that it is quick)."""
     torch.manual_seed(0)
     model = build(name, (16, 16, 3), num_classes=2, norm=norm).train()
     x, y = torch.randn(4, 3, 16, 16), torch.tensor([0, 1, 0, 1])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    losses = []
-    for _ in range(3):
-        loss = nn.functional.cross_entropy(model(x)[1], y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
+    before = nn.functional.cross_entropy(model(x)[1], y)
+    before.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= 1e-3 * p.grad
+        assert nn.functional.cross_entropy(model(x)[1], y) < before
 
 
 def test_auto_goes_by_size():
