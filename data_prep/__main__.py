@@ -4,11 +4,12 @@ import contextlib
 import io
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import tyro
 
-from data_prep.options import COMMANDS, Inspect, Sharding, Verify, command_type
+from data_prep.options import COMMANDS, Digits, Inspect, Sharding, Verify, command_type
 from fedproc_mpi.errors import UserError
 
 
@@ -40,6 +41,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as leaving:  # SOURCE --help
         return int(leaving.code or 0)
     return 0
+
+
+def shard_digits(out: Path) -> None:
+    """What the first run of fedproc_mpi does: the embedded digits for 10 clients, beta 0.5, seed 0."""
+    _shard("digits", Digits(out=out))
 
 
 def _shard(name: str, command: Sharding) -> None:

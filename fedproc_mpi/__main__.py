@@ -3,7 +3,6 @@
 import sys
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedproc_mpi.comm.launch import connect
@@ -64,7 +63,6 @@ def _parse_together(argv: list[str], comm: "Comm") -> "Config | None":
             config = parse(argv)
             if config.transport not in ("auto", comm.name):
                 raise UserError(f"--transport {config.transport}, but this was started as {comm.name}")
-            _prepare_default_shards(config)
             flat = config.flat()
         except FedprocError as caught:
             error = caught
@@ -82,17 +80,6 @@ def _parse_together(argv: list[str], comm: "Comm") -> "Config | None":
         if remark := idle_cores(config, comm):
             print(f"fedproc_mpi: {remark}", flush=True)
     return config
-
-
-def _prepare_default_shards(config: "Config") -> None:
-    from fedproc_mpi.config import DIGITS_SHARDS
-
-    if config.shards == DIGITS_SHARDS and not Path(DIGITS_SHARDS).exists():
-        from data_prep.__main__ import main as data_prep
-
-        arguments = ["digits", "--clients", "10", "--beta", "0.5", "--seed", "0", "--out", DIGITS_SHARDS]
-        if data_prep(arguments):
-            raise UserError(f"cannot make {DIGITS_SHARDS}")
 
 
 def _show(result: "Result") -> None:

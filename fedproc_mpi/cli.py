@@ -32,16 +32,25 @@ def parse(argv: Sequence[str]) -> Config:
             known, rest = early.parse_known_args(list(argv))
     except SystemExit:
         raise UserError("--preset and --algorithm each need a value") from None
-    flat = merge_presets(known.preset, known.algorithm)
+    flat = merge_presets(known.preset, known.algorithm, algorithms.names())
     kind = algorithms.find(flat["algorithm"])
     options = {f.name: f for f in dataclasses.fields(kind)}
     fields = {f.name: f for f in dataclasses.fields(Config) if f.name != "options"} | options
-    for key in flat:
+    for key, value in flat.items():
+        if isinstance(value, dict):
+            raise UserError(f"preset: [{key}] is no algorithm; {nearest(key, algorithms.names())}")
         if key not in fields:
             raise UserError(f"preset: {key} is no key of {flat['algorithm']}; {nearest(key, fields)}")
+    _check(flat)
     _refuse_unknown_flags(rest, fields, flat["algorithm"])
     merged = _flags(kind, fields, flat)
-    return Config.create(**vars(_run_tyro(merged, rest)))
+    return _check(vars(_run_tyro(merged, rest)))
+
+
+def _check(flat: dict[str, Any]) -> Config:
+    """The config of flat keys, the algorithm's options checked as well."""
+    config = Config.create(**flat)
+    return config.with_options(algorithms.build(config.algorithm, config.options).options())
 
 
 def _flags(kind: type, fields: dict[str, Any], values: dict[str, Any]) -> type:
@@ -90,5 +99,6 @@ def _run_tyro(merged: type, argv: Sequence[str]) -> Any:
         if not leaving.code:
             raise
         words = [line.strip("│╭╮╰╯─ ") for line in said.getvalue().splitlines()]
-        told = [line for line in words if line and not line.startswith(("Parsing error", "For full help"))]
-        raise UserError("; ".join(told) or "the command line cannot be read; see --help") from None
+        told = [line for line in words if line][1:]  # the first is the box's title
+        end = next((i for i, line in enumerate(told) if line.startswith(("Argument help", "For full"))), None)
+        raise UserError(" ".join(told[:end]) or "the command line cannot be read; see --help") from None

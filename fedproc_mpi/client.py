@@ -3,8 +3,9 @@
 Shapes: B batch, C channels, H, W image, D width of z, K classes, P parameters.
 """
 
+import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from fedproc_mpi.config import Config
 from fedproc_mpi.data import Batches, ClientData, Clients, cuts
 from fedproc_mpi.flat import FlatModel, State
 from fedproc_mpi.models import has_batchnorm
-from fedproc_mpi.seeds import torch_generator
+from fedproc_mpi.seeds import seed_for, torch_generator
 
 BLOCK = 256  # samples an evaluation block: logits change with the batch they are computed in (law 1)
 
@@ -41,6 +42,12 @@ class Round:
 
 LossParts = Mapping[str, tuple[float, Tensor]]  # name → (weight, value); the loss is Σ weight·value
 LossFunction = Callable[[Batch], LossParts]
+
+
+def weighted_sum(parts: LossParts) -> Tensor:
+    """Σ weight·value; a weight of 1 costs no operation."""
+    terms = [value if weight == 1 else weight * value for weight, value in parts.values()]
+    return functools.reduce(torch.add, terms)
 
 
 class Trainer:
@@ -70,7 +77,10 @@ class Trainer:
         correct_gradient(grad_P, w_P) may change the gradient in place before each step. Returns the
         mean of the loss and of each of its parts over the round's samples.
         """
-        with self._timed("train"):
+        cuda = [self.device] if self.device.type == "cuda" else []
+        with self._timed("train"), torch.random.fork_rng(devices=cuda):
+            # Dropout draws from torch's own generators: keyed as well, never carried from client to client.
+            torch.manual_seed(seed_for(self.config.seed, "torch", t, data.client))
             self.model.load(state["model"], state["counters"])
             return self._epochs(data, t, loss, correct_gradient)
 
@@ -85,8 +95,8 @@ class Trainer:
         w_P = model.vector_S[: model.num_params]
         generator = torch_generator(config.seed, "shuffle", t, data.client)
         self._momentum_P.zero_()
-        totals: dict[str, Tensor] = {}
-        samples, self.steps = 0, 0
+        values: dict[str, list[Tensor]] = {}  # of each step; looked at once a round
+        sizes: list[int] = []
         # A lone sample has no batch statistics: BatchNorm then uses (and keeps) the running ones.
         model.module.train(data.num_examples >= self._min_batch)
         for _ in range(config.local_epochs):
@@ -97,18 +107,21 @@ class Trainer:
                 with devices.autocast(config, self.device):
                     z_BD, logits_BK = model.module(x_BCHW)
                     parts = dict(loss(Batch(x_BCHW, y_B, z_BD.float(), logits_BK.float())))
-                    total = sum(weight * value for weight, value in parts.values())
+                    total = weighted_sum(parts)
                 model.grad_P.zero_()
                 total.backward()
                 if correct_gradient is not None:
                     correct_gradient(model.grad_P, w_P)
                 self._step(w_P)
-                samples += len(y_B)
-                self.steps += 1
+                sizes.append(len(y_B))
                 for name, value in [("total", total), *((n, v) for n, (_, v) in parts.items())]:
-                    term = value.detach() * len(y_B)
-                    totals[name] = totals[name] + term if name in totals else term
-        return {name: float(value) / samples for name, value in totals.items()}
+                    values.setdefault(name, []).append(value.detach())
+        self.steps = len(sizes)
+        size_N = torch.tensor(sizes, dtype=torch.float64)
+        return {
+            name: float(torch.stack(steps).cpu().double() @ size_N / size_N.sum())
+            for name, steps in values.items()
+        }
 
     @torch.no_grad()
     def _step(self, w_P: Tensor) -> None:
@@ -159,7 +172,7 @@ class Trainer:
         return z_BD.float(), logits_BK.float()
 
     @contextmanager
-    def _timed(self, phase: str):
+    def _timed(self, phase: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
         if self.device.type == "cuda":

@@ -23,6 +23,7 @@ else:
     import tomli as tomllib
 
 PRESET_DIR = Path(__file__).parent / "presets"
+RECORDED = ("data", "environment")  # what config.json holds besides the config
 DIGITS_SHARDS = "shards/digits_m10.h5"
 
 
@@ -43,10 +44,10 @@ class Config:
     )
     init: str = setting("", "a file of initial weights (state_dict); empty: drawn from --seed")
     shards: str = setting(DIGITS_SHARDS, "the HDF5 shards file; the default one is made when it is missing")
-    rounds: int = setting(20, "communication rounds T", "digits; paper: 100, Tiny-ImageNet 20")
-    local_epochs: int = setting(5, "local epochs E a round", "digits; paper: 10")
-    batch_size: int = setting(32, "samples a batch", "digits; paper: 64")
-    lr: float = setting(0.05, "learning rate of SGD, constant", "digits; paper: 0.01")
+    rounds: int = setting(15, "communication rounds T", "digits; paper: 100, Tiny-ImageNet 20")
+    local_epochs: int = setting(4, "local epochs E a round", "digits; paper: 10")
+    batch_size: int = setting(16, "samples a batch", "digits; paper: 64")
+    lr: float = setting(0.03, "learning rate of SGD, constant", "digits; paper: 0.01")
     momentum: float = setting(0.9, "momentum of SGD", "MOON §4.1")
     weight_decay: float = setting(1e-5, "weight decay of SGD", "MOON §4.1")
     sample_rate: float = setting(1.0, "share of the clients drawn each round (gamma)", "MOON §4.4")
@@ -134,12 +135,14 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def load_preset(name: str) -> dict[str, Any]:
-    """The keys of a built-in preset, or of a TOML file; tables are for the algorithm of that name.
+    """The keys of a built-in preset, a TOML file, or a run's config.json, which alone reproduces the run.
 
-    Raises UserError when there is no such preset, or the file is no TOML.
+    Tables are for the algorithm of that name. Raises UserError when there is no such preset.
     """
     built_in = {p.stem: p for p in PRESET_DIR.glob("*.toml")}
     path = built_in.get(name, Path(name))
+    if path.suffix == ".json":
+        return {k: v for k, v in read_json(path).items() if k not in RECORDED}
     if name not in built_in and path.suffix != ".toml":
         raise UserError(f"--preset {name}: no such preset; {nearest(name, built_in)} (or a FILE.toml)")
     try:
@@ -150,18 +153,20 @@ def load_preset(name: str) -> dict[str, Any]:
         raise UserError(f"--preset {name}: not a TOML file: {error}") from error
 
 
-def merge_presets(names: Iterable[str], algorithm: str | None) -> dict[str, Any]:
+def merge_presets(names: Iterable[str], algorithm: str | None, known: Iterable[str]) -> dict[str, Any]:
     """Flat keys of the presets, later ones winning; tables of other algorithms are left out.
 
-    algorithm: the one that a flag chose; None: the presets' own choice, or the default.
+    algorithm: the one that a flag chose; None: the presets' own choice, or the default. known: the
+    algorithms' names, whose tables are allowed.
     """
+    known = {*known, Path(algorithm or "").stem}
     presets = [load_preset(name) for name in names]
-    chosen = algorithm or next((p["algorithm"] for p in reversed(presets) if "algorithm" in p), None)
-    chosen = chosen or FIELD_DEFAULTS["algorithm"]
+    named = [str(preset["algorithm"]) for preset in presets if "algorithm" in preset]
+    chosen = algorithm or (named[-1] if named else str(FIELD_DEFAULTS["algorithm"]))
     flat: dict[str, Any] = {}
     for preset in presets:
-        flat.update({k: v for k, v in preset.items() if not isinstance(v, dict)})
-        flat.update(preset.get(chosen, {}))
+        flat.update({k: v for k, v in preset.items() if not (isinstance(v, dict) and k in known)})
+        flat.update(preset.get(Path(chosen).stem, {}))
     return {**flat, "algorithm": chosen}
 
 

@@ -16,7 +16,7 @@ from fedproc_mpi.client import Round, TestShare, Trainer
 from fedproc_mpi.cohort import Speeds, assign, cohort_size, sample_cohort
 from fedproc_mpi.comm import Comm
 from fedproc_mpi.comm.serial import SerialComm
-from fedproc_mpi.config import Config
+from fedproc_mpi.config import DIGITS_SHARDS, Config
 from fedproc_mpi.data import Batches, Clients
 from fedproc_mpi.errors import FedprocError, Stopped, TrainingFailed, UserError
 from fedproc_mpi.flat import Entry, FlatModel, State, tensors_sha256
@@ -42,6 +42,7 @@ class Federation:
     def __init__(self, config: Config, comm: Comm) -> None:
         """Collective. Raises UserError, agreed, when anything is wrong on any rank."""
         self.config, self.comm = config, comm
+        self._on_every_rank(self._make_digits)
         self._on_every_rank(self._build)
         self._speeds = Speeds(comm.client_ranks)
         self._stop_signal = 0
@@ -54,6 +55,13 @@ class Federation:
         except FedprocError as caught:
             error = caught
         self.comm.agree(error)
+
+    def _make_digits(self) -> None:
+        """The embedded data set is sharded by rank 0 when the default file is not there yet."""
+        if self.comm.rank == 0 and self.config.shards == DIGITS_SHARDS and not Path(DIGITS_SHARDS).exists():
+            from data_prep.__main__ import shard_digits
+
+            shard_digits(Path(DIGITS_SHARDS))
 
     def _build(self) -> None:
         config, comm = self.config, self.comm

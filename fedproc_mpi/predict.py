@@ -20,6 +20,8 @@ class Predictor(nn.Module):
     def __init__(self, model: nn.Module, mean: list[float], std: list[float], class_names: list[str]) -> None:
         super().__init__()
         self.model, self.class_names = model, class_names
+        self.mean: Tensor
+        self.std: Tensor
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
         self.prototypes_KD: Tensor | None = None

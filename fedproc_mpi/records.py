@@ -1,5 +1,6 @@
 """What a run leaves behind: the run directory, metrics, the summary, progress. On rank 0."""
 
+import atexit
 import dataclasses
 import json
 import os
@@ -161,7 +162,8 @@ def _progress_bar(rounds: int, first_round: int) -> Any:
     def text(line: Mapping[str, Any]) -> str:
         accuracy = line.get("accuracy")
         shown = "" if accuracy is None else f"  accuracy {100 * accuracy:5.2f} %"
-        return f"round {line['round'] + 1}/{rounds}{shown}  loss {line['loss']:.4f}  {line['round_seconds']:.2f} s"
+        seconds = f"{line['round_seconds']:.2f} s"
+        return f"round {line['round'] + 1}/{rounds}{shown}  loss {line['loss']:.4f}  {seconds}"
 
     if not sys.stderr.isatty():
         return lambda line: print(text(line), flush=True)
@@ -170,6 +172,7 @@ def _progress_bar(rounds: int, first_round: int) -> Any:
     progress = Progress(*Progress.get_default_columns()[:3], TimeRemainingColumn(), transient=True)
     task = progress.add_task(f"round {first_round}/{rounds}", total=rounds, completed=first_round)
     progress.start()
+    atexit.register(progress.stop)  # however the run ends, the terminal gets its cursor back
 
     def show(line: Mapping[str, Any]) -> None:
         progress.update(task, completed=line["round"] + 1, description=text(line))

@@ -5,8 +5,9 @@ A term is (n·2^-s)·v with an integer weight n and 2^s ≥ Σn over the cohort:
 float32 value v. Adding and subtracting C = 1.5·2^(52-q) rounds it to a multiple of 2^-q; sums of such
 multiples below 2^(51-q) are exact in float64, and exact addition commutes and associates.
 
-A tensor's range is 2^r, r = 10 + max(0, ceil(log2 max|v|)) from its values at the start of the round
-(r = 16 where there are none yet), and q = 51 - r. The mean of W (weights' sum) terms is off by at most
+A tensor's range is 2^r, r = max(4, 10 + ceil(log2 max|v|)) from its values at the start of the round
+(r = 16 where there are none yet), and q = 51 - r: a tensor of size 1 lies on a grid of 4.5e-13, one of
+size 1e-5 on 7e-15. The mean of W (weights' sum) terms is off by at most
 2^(s-q-1) before its final rounding to float32: for weights that all arrive, 2^s < 2·W, so the error is
 below (number of clients)·2^-q for the model and for prototypes.
 """
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 HEADROOM_BITS = 10
+MIN_RANGE_BITS = 4  # however small a tensor is, a round may take it to ±16
 FIRST_RANGE_BITS = 16
 EXACT_INTEGERS = 2**53
 
@@ -101,7 +103,7 @@ class WeightedSums:
             scale = 1.0 if group.integer else 2.0 ** -_scale_bits(group.total)
             for segment, bits in zip(self._segments(name), self._bits[name], strict=True):
                 part = term.values.reshape(-1)[segment.start : segment.stop].to(torch.float64)
-                part = (part.view(group.rows, -1) * (weight_R1 * scale)).view(-1)
+                part = (_used_rows(part.view(group.rows, -1), weight_R1) * (weight_R1 * scale)).view(-1)
                 if not group.integer:
                     constant = 1.5 * 2.0 ** (bits + 1)  # 1.5·2^(52-q) with q = 51 - bits
                     part.add_(constant).sub_(constant)
@@ -137,17 +139,19 @@ class WeightedSums:
             return
         weight_R1 = self._row_weights(name, term)
         assert bool((weight_R1 >= 0).all() & (weight_R1 <= group.total).all()), f"{name}: weight"
-        used_R1 = weight_R1 > 0
         for segment, bits in zip(self._segments(name), self._bits[name], strict=True):
             part = term.values.reshape(-1)[segment.start : segment.stop].view(group.rows, -1)
-            if group.rows > 1:
-                part = torch.where(used_R1, part, torch.zeros_like(part))
-            low, high = part.aminmax()
+            low, high = _used_rows(part, weight_R1).aminmax()
             worst = max(float(high), -float(low))  # aminmax hands NaN on to both
             limit = EXACT_INTEGERS / 2.0 ** _scale_bits(group.total) if group.integer else 2.0**bits
             if not worst <= limit:
                 label = segment.label if segment.label.startswith(name) else f"{name} {segment.label}"
                 raise Diverged(client, label, worst, limit)
+
+
+def _used_rows(values_RV: Tensor, weight_R1: Tensor) -> Tensor:
+    """Rows of weight 0 may hold anything, infinities included."""
+    return values_RV if len(values_RV) == 1 else torch.where(weight_R1 > 0, values_RV, 0.0)
 
 
 def _scale_bits(total: int) -> int:
@@ -162,4 +166,4 @@ def _range_bits(group: Group, segment: Segment) -> int:
     if largest == 0:
         return FIRST_RANGE_BITS
     assert math.isfinite(largest), f"{segment.label}: the state at the start of the round is not finite"
-    return HEADROOM_BITS + max(0, math.ceil(math.log2(largest)))
+    return max(MIN_RANGE_BITS, HEADROOM_BITS + math.ceil(math.log2(largest)))

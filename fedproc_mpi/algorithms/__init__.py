@@ -56,7 +56,7 @@ def build(name: str, options: Mapping[str, Any]) -> Algorithm:
     hints = get_type_hints(kind)
     for key, value in options.items():
         if key not in fields:
-            raise UserError(f"{flag(key)} is no option of {name}; {nearest(key, fields)}")
+            raise UserError(f"{flag(key)} is no option of {name}; {nearest(flag(key), map(flag, fields))}")
         choices = get_args(hints[key])
         if choices and value not in choices:
             raise UserError(f"{flag(key)} must be one of {', '.join(map(str, choices))}, not {value!r}")

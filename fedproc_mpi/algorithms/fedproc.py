@@ -174,7 +174,7 @@ class FedProc(Algorithm):
         return Term(means_KD, weights_K[self.prototype_average])
 
     def _average_prototypes(self, state: State, sums: WeightedSums) -> None:
-        """The average over clients. A class that nobody holds keeps its prototype, or becomes 0; never seen: stays masked."""
+        """A class that nobody holds keeps its prototype, or becomes 0; one never seen stays masked."""
         held_K = sums.weights("prototypes") > 0
         if self.prototype_average == "all":
             held_K = sums.mean("prototypes").view(len(held_K), -1).abs().sum(1) > 0

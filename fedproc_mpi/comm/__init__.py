@@ -4,11 +4,12 @@ Rank 0 is the server; the others are client ranks. Alone, rank 0 is both.
 """
 
 from abc import ABC, abstractmethod
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from fedproc_mpi.errors import FedprocError, UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Comm(ABC):
@@ -24,11 +25,11 @@ class Comm(ABC):
         return range(1, self.size) if self.size > 1 else range(1)
 
     @abstractmethod
-    def broadcast(self, buffer: Tensor) -> None:
+    def broadcast(self, buffer: "Tensor") -> None:
         """Rank 0's `buffer` into everyone's, in place. Any dtype, contiguous, same size on each rank."""
 
     @abstractmethod
-    def reduce(self, buffer: Tensor) -> None:
+    def reduce(self, buffer: "Tensor") -> None:
         """The sum of everyone's float64 `buffer` into rank 0's, in place; others' content is undefined."""
 
     @abstractmethod

@@ -11,6 +11,7 @@ def plot_accuracy(run_dirs: Sequence[Path], out: Path) -> Path:
 
     matplotlib.use("Agg")
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
@@ -24,7 +25,7 @@ def plot_accuracy(run_dirs: Sequence[Path], out: Path) -> Path:
         axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label)
     axes.set_xlabel("round")
     axes.set_ylabel("test accuracy (%)")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
     figure.savefig(out, dpi=120)

@@ -1,0 +1,141 @@
+"""Local training and class means against numbers and against torch's own optimizer."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedproc_mpi.client import Batch, Trainer
+from fedproc_mpi.config import Config
+from fedproc_mpi.data import Batches, ClientData, Clients, cuts
+from fedproc_mpi.flat import Entry, FlatModel, State
+from fedproc_mpi.models import build_model
+from fedproc_mpi.seeds import torch_generator
+from fedproc_mpi.shards import Shards
+
+
+class Identity2(nn.Module):
+    """z = the image's two pixels after BatchNorm in the caller's mode; logits from z."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2, affine=False, eps=1e-12)
+        self.linear = nn.Linear(2, 3)
+
+    def forward(self, x_BCHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        z_BD = self.norm(x_BCHW.flatten(1))
+        return z_BD, self.linear(z_BD)
+
+
+class PlainBatches(Batches):
+    """No normalisation, no augmentation."""
+
+    def __init__(self) -> None:
+        self.augment = "none"
+        self._mean, self._scale = torch.tensor(0.0), torch.tensor(1.0)
+
+
+def trainer_of(module: nn.Module, **config: object) -> Trainer:
+    return Trainer(Config.create(**config), FlatModel(module), PlainBatches(), 3, 2)
+
+
+def state_of(trainer: Trainer) -> State:
+    model = trainer.model
+    entries = {"model": Entry(tuple(model.vector_S.shape))}
+    state = State(entries | {"counters": Entry(tuple(model.counters_N.shape), torch.int64)})
+    state["model"].copy_(model.vector_S)
+    state["counters"].copy_(model.counters_N)
+    return state
+
+
+def cross_entropy(batch: Batch) -> dict:
+    return {"ce": (1.0, F.cross_entropy(batch.logits_BK, batch.y_B))}
+
+
+def test_class_means_are_in_eval_mode_over_all_samples() -> None:
+    trainer = trainer_of(Identity2(), batch_size=2)
+    # Running statistics at their start (mean 0, variance 1): in eval mode z is the pixels themselves.
+    pixels = torch.tensor([[1, 2], [3, 4], [10, 20], [5, 6], [7, 8]], dtype=torch.uint8)
+    data = ClientData(0, pixels.view(5, 1, 1, 2), torch.tensor([0, 0, 2, 0, 2]))
+    trainer.model.module.train()
+    means_KD, counts_K = trainer.class_means(data)
+    # class 0: (1+3+5)/3 = 3, (2+4+6)/3 = 4; class 1: none; class 2: (10+7)/2 = 8.5, (20+8)/2 = 14
+    assert means_KD.tolist() == [[3.0, 4.0], [0.0, 0.0], [8.5, 14.0]]
+    assert counts_K.tolist() == [3, 0, 2]
+    assert trainer.model.counters_N.tolist() == [0]
+
+
+def test_class_means_in_train_mode_leave_the_buffers_alone() -> None:
+    trainer = trainer_of(Identity2(), batch_size=2)
+    data = ClientData(0, torch.arange(10, dtype=torch.uint8).view(5, 1, 1, 2), torch.zeros(5).long())
+    before = trainer.model.vector_S.clone()
+    means_KD, counts_K = trainer.class_means(data, "train")
+    assert counts_K.tolist() == [4, 0, 0]  # 5 samples in batches of 2, the last short one left out
+    # Each batch of two is normalised to ±1 in both dimensions, so its mean is 0.
+    assert means_KD.abs().max() < 1e-6
+    assert torch.equal(trainer.model.vector_S, before)
+    assert trainer.model.counters_N.tolist() == [0]
+
+
+@pytest.mark.parametrize("samples", [1, 5])
+def test_a_lone_sample_never_meets_batchnorm_in_train_mode(samples: int) -> None:
+    trainer = trainer_of(Identity2(), batch_size=2, local_epochs=2, lr=0.1)
+    data = ClientData(0, torch.ones(samples, 1, 1, 2, dtype=torch.uint8), torch.zeros(samples).long())
+    sizes = []
+    trainer.train(data, state_of(trainer), 0, lambda b: sizes.append(len(b.y_B)) or cross_entropy(b))
+    # 5 samples in batches of 2: the lone last one joins the batch before it
+    assert sizes == ([1, 1] if samples == 1 else [2, 3, 2, 3])
+    assert trainer.model.counters_N.tolist() == [0 if samples == 1 else 4]
+
+
+def test_cuts() -> None:
+    assert cuts(7, 3, False, 1) == [(0, 3), (3, 6), (6, 7)]
+    assert cuts(7, 3, False, 2) == [(0, 3), (3, 7)]
+    assert cuts(7, 3, True, 1) == [(0, 3), (3, 6)]
+    assert cuts(2, 3, True, 1) == [(0, 2)]  # the only batch is never dropped
+    assert cuts(1, 3, False, 2) == [(0, 1)]
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_training_is_what_torch_sgd_does(shards: Path, channels_last: bool) -> None:
+    """The flat optimizer against torch.optim.SGD with the same batches, on real digits."""
+    with Shards(shards) as file:
+        shape, classes = file.header.image_shape, file.num_classes
+        config = Config.create(rounds=1, local_epochs=2, lr=0.02, weight_decay=1e-3)
+        device = torch.device("cpu")
+        data = Clients(file, device, channels_last, 10**9)[0]
+        batches = Batches(file, "none", device)
+        model = FlatModel(build_model("small-cnn", shape, classes, False, 7), channels_last)
+        trainer = Trainer(config, model, batches, classes, 256)
+        trainer.train(data, state_of(trainer), 3, cross_entropy)
+
+        reference = build_model("small-cnn", shape, classes, False, 7)
+        optimizer = torch.optim.SGD(reference.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-3)
+        generator = torch_generator(config.seed, "shuffle", 3, 0)
+        for _ in range(2):
+            for x_BCHW, y_B in batches.epoch(data, config.batch_size, generator, False, 1):
+                optimizer.zero_grad()
+                F.cross_entropy(reference(x_BCHW)[1], y_B).backward()
+                optimizer.step()
+    trained = model.module.state_dict()
+    assert list(trained) == list(reference.state_dict())
+    for name, tensor in reference.state_dict().items():
+        torch.testing.assert_close(trained[name], tensor, rtol=2e-4, atol=2e-5)
+
+
+def test_a_flat_model_is_views_all_the_way() -> None:
+    module = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3))
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    model = FlatModel(module, channels_last=True)
+    # 2·3·9 + 3 convolution, 3 + 3 affine, 3 + 3 running statistics; one counter
+    assert (model.num_params, len(model.vector_S), len(model.counters_N)) == (63, 69, 1)
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(tensor, before[name])
+    model.load(torch.full((69,), 2.0), torch.tensor([10**6]))
+    assert module[0].weight.eq(2).all()
+    assert module[1].running_var.eq(2).all()
+    assert module[1].num_batches_tracked.item() == 10**6
+    module[1].running_mean.fill_(5)
+    assert model.vector_S[63:66].tolist() == [5, 5, 5]

@@ -1,0 +1,105 @@
+"""The transport itself. Alone (serial), and under `mpirun -n N python -m mpi4py -m pytest --with-mpi`."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedproc_mpi.comm import Comm
+from fedproc_mpi.comm.serial import SerialComm
+from fedproc_mpi.errors import TrainingFailed, UserError
+
+
+@pytest.fixture
+def comm(request: pytest.FixtureRequest) -> Comm:
+    """The world under --with-mpi, else serial."""
+    if not request.config.getoption("--with-mpi"):
+        return SerialComm()
+    from mpi4py import MPI
+
+    from fedproc_mpi.comm.mpi import MpiComm
+
+    return MpiComm(MPI.COMM_WORLD)
+
+
+def every_rank(comm: Comm, good: bool) -> None:
+    """A failure on one rank must not hang the others in the next collective."""
+    reports = comm.collect(good)
+    assert comm.share(reports is None or all(reports)), "failed on some rank"
+
+
+@pytest.mark.mpi
+def test_broadcast_and_reduce_in_chunks(comm: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "fedproc_mpi.comm.mpi" in sys.modules:
+        monkeypatch.setattr("fedproc_mpi.comm.mpi.CHUNK_BYTES", 56)  # 7 doubles: 3 chunks of 20
+    values = torch.arange(20, dtype=torch.float64)
+    sent = values.clone() if comm.rank == 0 else torch.full((20,), -1.0, dtype=torch.float64)
+    comm.broadcast(sent)
+    every_rank(comm, torch.equal(sent, values))
+    term = values + comm.rank
+    comm.reduce(term)
+    # Σ_r (i + r) = n·i + n(n-1)/2
+    n = comm.size
+    every_rank(comm, comm.rank != 0 or torch.equal(term, n * values + n * (n - 1) / 2))
+
+
+@pytest.mark.mpi
+def test_broadcast_of_bytes_and_bools(comm: Comm) -> None:
+    for dtype in (torch.uint8, torch.bool, torch.int64):
+        wanted = torch.tensor([1, 0, 1], dtype=dtype)
+        sent = wanted.clone() if comm.rank == 0 else torch.zeros(3, dtype=dtype)
+        comm.broadcast(sent)
+        every_rank(comm, torch.equal(sent, wanted))
+
+
+@pytest.mark.mpi
+def test_collect_and_share(comm: Comm) -> None:
+    reports = comm.collect({"rank": comm.rank, "text": "é" * comm.rank})
+    wanted = [{"rank": r, "text": "é" * r} for r in range(comm.size)]
+    every_rank(comm, reports == (wanted if comm.rank == 0 else None))
+    every_rank(comm, comm.share([1, "x"] if comm.rank == 0 else None) == [1, "x"])
+
+
+@pytest.mark.mpi
+def test_agree_raises_the_same_error_everywhere(comm: Comm) -> None:
+    comm.agree(None)
+    last = comm.size - 1
+    for kind in (UserError, TrainingFailed):
+        try:
+            comm.agree(kind(f"rank {comm.rank}") if comm.rank == last else None)
+            good = False
+        except kind as error:
+            good = error.agreed and str(error) == f"rank {last}"
+        every_rank(comm, good)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_waiting_rank_sleeps(comm: Comm) -> None:
+    """Law 4: while the last rank works for 2 s, the others use next to no CPU time."""
+    comm.share(None)
+    before = time.process_time()
+    if comm.rank == comm.size - 1:
+        time.sleep(2)
+    comm.collect(None)
+    used = time.process_time() - before
+    every_rank(comm, used < 0.2)
+
+
+@pytest.mark.mpi
+def test_a_run_over_this_transport_equals_a_serial_one(comm: Comm, shards: Path, tmp_path: Path) -> None:
+    """Each rank runs alone as well; rank 0 compares."""
+    from fedproc_mpi import Config, run
+
+    options = {"rounds": 2, "local_epochs": 1, "batch_size": 32, "sample_rate": 0.6}
+    path = comm.share(str(shards))
+    alone = run(Config.create(**options, shards=path, run_dir=str(tmp_path / "alone")))
+    run_dir = comm.share(str(tmp_path / "together"))
+    together = run(Config.create(**options, shards=path, run_dir=run_dir), comm)
+    assert alone is not None
+    hashes = comm.collect(alone.summary["model_sha256"])
+    good = comm.rank != 0 or (
+        together is not None and hashes is not None and set(hashes) == {together.summary["model_sha256"]}
+    )
+    every_rank(comm, good)

@@ -1,0 +1,110 @@
+"""Flags, presets, and what is said when they are wrong: one line that names the mistake and the remedy."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedproc_mpi.cli import parse
+from fedproc_mpi.config import Config
+from fedproc_mpi.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--rounds", "0"], "--rounds must be at least 1, not 0"),
+        (["--local-epochs", "-1"], "--local-epochs must be at least 1"),
+        (["--batch-size", "0"], "--batch-size must be at least 1"),
+        (["--sample-rate", "0"], r"--sample-rate must be in \(0, 1\], not 0"),
+        (["--sample-rate", "1.5"], r"--sample-rate must be in \(0, 1\], not 1.5"),
+        (["--sample-rate", "nan"], r"--sample-rate must be in \(0, 1\]"),
+        (["--lr", "0"], "--lr must be above 0"),
+        (["--lr", "inf"], "--lr must be above 0"),
+        (["--seed", "-1"], "--seed must be at least 0"),
+        (["--lr", "abc"], "--lr: could not convert"),
+        (["--rounds", "2.5"], "--rounds"),
+        (["--rounds"], "--rounds"),
+        (["--algorithm", "fedprok"], "did you mean fedproc"),
+        (["--algorithm", "missing.py"], "no such file"),
+        (["--preset", "papr"], "did you mean paper"),
+        (["--preset", "missing.toml"], "cannot read it"),
+        (["--preset"], "need a value"),
+        (["--temperatur", "2"], "did you mean --temperature"),
+        (["--temperature", "0"], "--temperature must be above 0"),
+        (["--alpha-schedule", "lin"], "linear"),
+        (["--algorithm", "fedavg", "--temperature", "2"], "--temperature is no flag of fedavg"),
+    ],
+)
+def test_wrong_flags(flags: list[str], words: str) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        parse(flags)
+    assert "\n" not in str(caught.value)
+
+
+def test_presets_merge_later_wins_flags_win(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.toml", tmp_path / "b.toml"
+    first.write_text("lr = 0.5\nrounds = 7\n[fedproc]\ntemperature = 0.1\n[fedavg]\n")
+    second.write_text("rounds = 8\nbatch_size = 3\nlr = 1\n")
+    presets = ["--preset", str(first), "--preset", str(second)]
+    config = parse([*presets, "--batch-size", "4"])
+    assert (config.lr, config.rounds, config.batch_size) == (1.0, 8, 4)
+    assert config.options["temperature"] == 0.1
+    # another algorithm's table is not its business
+    assert "temperature" not in parse([*presets, "--algorithm", "fedavg"]).options
+    second.write_text('algorithm = "fedavg"')
+    assert parse(presets).algorithm == "fedavg"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("roundz = 3", "roundz is no key of fedproc; did you mean rounds"),
+        ("[fedprok]\nmu = 1", r"\[fedprok\] is no algorithm; did you mean fedproc"),
+        ("[fedproc]\ntemperatur = 3", "did you mean temperature"),
+        ("rounds = ", "not a TOML file"),
+        ('rounds = "many"', "--rounds must be a number"),
+        ("rounds = true", "--rounds must be a number"),
+    ],
+)
+def test_wrong_presets(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=words):
+        parse(["--preset", str(path)])
+
+
+def test_a_runs_config_json_alone_gives_the_config_back(tmp_path: Path) -> None:
+    config = parse(["--algorithm", "fedproc", "--lr", "0.3", "--temperature", "0.5", "--seed", "9"])
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config.flat() | {"data": {"x": 1}, "environment": {"torch": "0"}}))
+    assert parse(["--preset", str(path)]) == config
+
+
+def test_help_lists_the_algorithms_and_the_chosen_ones_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        parse(["--help"])
+    shown = capsys.readouterr().out
+    assert not leaving.value.code
+    assert "FedAvg: local SGD" in shown
+    for name in Config.create().result_fields():
+        assert f"--{name.replace('_', '-')}" in shown
+    assert "--temperature" in shown
+
+
+def test_an_algorithm_is_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from dataclasses import dataclass\n"
+        "from fedproc_mpi.algorithms.fedavg import FedAvg\n"
+        "from fedproc_mpi.config import setting\n"
+        "@dataclass(frozen=True)\n"
+        "class Mine(FedAvg):\n"
+        "    '''Mine.'''\n"
+        "    strength: float = setting(2.0, 'how much')\n"
+    )
+    config = parse(["--algorithm", str(path), "--strength", "3"])
+    assert config.options == {"strength": 3.0}
+    path.write_text("import nothing_of_this_name\n")
+    with pytest.raises(UserError, match="ModuleNotFoundError"):
+        parse(["--algorithm", str(path)])

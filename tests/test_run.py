@@ -1,0 +1,256 @@
+"""A run in this process: the run directory, resuming, the library."""
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedproc_mpi import Config, Stopped, TrainingFailed, UserError, checkpoint, load_model, run
+from fedproc_mpi.federated import Federation, Result
+from fedproc_mpi.flat import Entry, State
+from fedproc_mpi.shards import Shards
+
+QUICK = {"rounds": 4, "local_epochs": 1, "batch_size": 32}
+
+
+def run_once(shards: Path, run_dir: Path, **options: object) -> Result:
+    result = run(Config.create(**{**QUICK, **options}, shards=str(shards), run_dir=str(run_dir)))
+    assert result is not None
+    return result
+
+
+@pytest.fixture(scope="module")
+def finished(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return run_once(shards, tmp_path_factory.mktemp("runs") / "a")
+
+
+def lines_of(run_dir: Path) -> list[dict]:
+    return [json.loads(text) for text in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing catches it, nothing is cleaned up."""
+
+
+def killed_at(monkeypatch: pytest.MonkeyPatch, where: str, call: int) -> None:
+    """The call-th use of a function of the checkpoint ends the process there."""
+    real, calls = getattr(checkpoint, where), []
+
+    def function(*arguments: object) -> None:
+        calls.append(1)
+        if len(calls) == call:
+            raise Killed
+        real(*arguments)
+
+    monkeypatch.setattr(checkpoint, where, function)
+
+
+def test_run_directory(finished: Result) -> None:
+    names = {path.name for path in finished.run_dir.iterdir()}
+    assert names == {
+        *("config.json", "metrics.jsonl", "summary.json", "model.pt", "checkpoint.pt", "checkpoint.prev.pt"),
+    }
+    lines = lines_of(finished.run_dir)
+    assert [line["round"] for line in lines] == [0, 1, 2, 3]
+    assert [line["alpha"] for line in lines] == [1.0, 0.75, 0.5, 0.25]
+    phases = {"broadcast", "train", "prototypes", "reduce", "server", "evaluate", "checkpoint"}
+    assert all(set(line["seconds"]) == phases for line in lines)
+    config = json.loads((finished.run_dir / "config.json").read_text())
+    assert config["environment"]["torch"] == torch.__version__
+    assert len(config["data"]["fingerprint"]) == 64
+
+
+def test_model_sha256_is_what_it_says(finished: Result) -> None:
+    """Worked out here from model.pt alone: name, dtype, shape, little-endian bytes, then prototypes."""
+    import hashlib
+
+    saved = torch.load(finished.run_dir / "model.pt", weights_only=True)
+    digest = hashlib.sha256()
+    for name, tensor in [*saved["state_dict"].items(), ("prototypes", saved["prototypes"])]:
+        digest.update(f"{name}|float32|{list(tensor.shape)}|".encode())
+        digest.update(tensor.numpy().astype("<f4").tobytes())
+    assert digest.hexdigest() == finished.summary["model_sha256"]
+
+
+def test_same_config_same_hash_other_seed_other_hash(finished: Result, shards: Path, tmp_path: Path) -> None:
+    again = run_once(shards, tmp_path / "b", eval_every=3, checkpoint_every=2, data_cache_mb=0)
+    assert again.summary["model_sha256"] == finished.summary["model_sha256"]
+    assert [line["accuracy"] is None for line in again.metrics] == [True, True, False, False]
+    other = run_once(shards, tmp_path / "c", seed=1)
+    assert other.summary["model_sha256"] != finished.summary["model_sha256"]
+
+
+@pytest.mark.parametrize(("where", "call"), [("stage", 3), ("commit", 3), ("stage", 1), ("commit", 1)])
+def test_killed_and_resumed_gives_the_same_hash(
+    finished: Result, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, call: int
+) -> None:
+    with monkeypatch.context() as patch:
+        killed_at(patch, where, call)
+        with pytest.raises(Killed):
+            run_once(shards, tmp_path / "run")
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 3, "accu')  # a line cut short by the kill
+    resumed = run_once(shards, tmp_path / "run", resume=True)
+    assert resumed.summary["model_sha256"] == finished.summary["model_sha256"]
+    lines = lines_of(tmp_path / "run")
+    assert [line["round"] for line in lines] == [0, 1, 2, 3]
+    assert [line["accuracy"] for line in lines] == [line["accuracy"] for line in finished.metrics]
+
+
+def test_resume_from_the_previous_checkpoint_when_the_newest_is_damaged(
+    finished: Result, shards: Path, tmp_path: Path
+) -> None:
+    run_dir = Path(shutil.copytree(finished.run_dir, tmp_path / "run"))
+    (run_dir / "summary.json").unlink()
+    (run_dir / "checkpoint.pt").write_bytes(b"broken")
+    resumed = run_once(shards, run_dir, resume=True)
+    assert resumed.summary["resumed_at_round"] == 3
+    assert resumed.summary["model_sha256"] == finished.summary["model_sha256"]
+    (run_dir / "summary.json").unlink()
+    for name in ("checkpoint.pt", "checkpoint.prev.pt"):
+        (run_dir / name).write_bytes(b"broken")
+    with pytest.raises(UserError, match="no checkpoint can be read"):
+        run_once(shards, run_dir, resume=True)
+
+
+def test_a_run_is_never_overwritten(finished: Result, shards: Path, tmp_path: Path) -> None:
+    before = {path.name: path.read_bytes() for path in finished.run_dir.iterdir()}
+    with pytest.raises(UserError, match="already holds a finished run"):
+        run_once(shards, finished.run_dir)
+    with pytest.raises(UserError, match=r"--lr was 0\.03, now 0\.5; --temperature was 1\.0, now 2\.0"):
+        run_once(shards, finished.run_dir, resume=True, lr=0.5, temperature=2.0)
+    # a finished run is not run again; execution fields may differ
+    same = run_once(shards, finished.run_dir, resume=True, eval_every=2)
+    assert same.summary == finished.summary
+    assert before == {path.name: path.read_bytes() for path in finished.run_dir.iterdir()}
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write there"):
+        run_once(shards, tmp_path / "file" / "run")
+
+
+def test_bare_resume_takes_the_newest_unfinished_run_of_the_config(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch:
+        killed_at(patch, "commit", 3)
+        with pytest.raises(Killed):
+            run(Config.create(**QUICK, shards=str(shards)))
+    (unfinished,) = Path("runs").iterdir()
+    with pytest.raises(UserError, match="--seed was 0, now 5"):
+        run(Config.create(**QUICK, shards=str(shards), seed=5, resume=True))
+    result = run(Config.create(**QUICK, shards=str(shards), resume=True))
+    assert result is not None
+    assert result.run_dir == unfinished
+    assert result.summary["resumed_at_round"] == 2
+
+
+def test_resume_notices_other_shards(finished: Result, tmp_path: Path) -> None:
+    from tests.conftest import make_shards
+
+    with pytest.raises(UserError, match="the shards' contents changed"):
+        run_once(make_shards(tmp_path, clients=4), finished.run_dir, resume=True)
+
+
+def test_full_disk_while_saving_keeps_the_previous_checkpoint(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: Result
+) -> None:
+    real, calls = torch.save, []
+
+    def save(value: object, file: object) -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            file.write(b"half")  # type: ignore[attr-defined]
+            raise OSError(28, "No space left on device")
+        real(value, file)
+
+    monkeypatch.setattr(torch, "save", save)
+    with pytest.raises(UserError, match=r"No space left on device; .*still good"):
+        run_once(shards, tmp_path / "run")
+    state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    assert state["next_round"] == 2
+    resumed = run_once(shards, tmp_path / "run", resume=True)
+    assert resumed.summary["model_sha256"] == finished.summary["model_sha256"]
+
+
+def test_a_signal_stops_after_the_round_and_can_be_resumed(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: Result
+) -> None:
+    real = Federation._train
+
+    def train(self: Federation, *arguments: object) -> object:
+        signal.raise_signal(signal.SIGUSR1)
+        return real(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Federation, "_train", train)
+        with pytest.raises(Stopped, match="SIGUSR1 after round 0") as caught:
+            run_once(shards, tmp_path / "run", checkpoint_every=100)
+    assert caught.value.exit_code == 75
+    resumed = run_once(shards, tmp_path / "run", resume=True)
+    assert resumed.summary["model_sha256"] == finished.summary["model_sha256"]
+
+
+def test_divergence_is_a_defined_outcome(shards: Path, tmp_path: Path) -> None:
+    with pytest.raises(TrainingFailed, match=r"round 0: client \d: (model|losses|prototypes)") as caught:
+        run_once(shards, tmp_path / "run", lr=1e4)
+    assert caught.value.exit_code == 3
+
+
+def test_load_model_is_ready_to_predict(finished: Result, shards: Path, tmp_path: Path) -> None:
+    model = load_model(finished.run_dir)
+    assert not model.training
+    with Shards(shards) as file:
+        x_NHWC, y_N = file.test(0, file.num_test)
+    x_NCHW = torch.from_numpy(x_NHWC).permute(0, 3, 1, 2)
+    with torch.no_grad():
+        accuracy = (model(x_NCHW).argmax(1).numpy() == y_N).mean()
+        same = model(x_NCHW.float() / 255)
+    assert accuracy == pytest.approx(finished.summary["final_accuracy"], abs=0.01)
+    torch.testing.assert_close(same, model(x_NCHW).detach())
+    assert model.prototypes_KD is not None
+    assert model.prototypes_KD.shape == (10, 256)
+    with pytest.raises(UserError, match="cannot be read"):
+        load_model(tmp_path)
+
+
+def test_init_from_a_file(finished: Result, shards: Path, tmp_path: Path) -> None:
+    started = run_once(shards, tmp_path / "a", init=str(finished.run_dir / "model.pt"), rounds=1)
+    fresh = run_once(shards, tmp_path / "b", rounds=1)
+    assert started.metrics[0]["loss"] < fresh.metrics[0]["loss"]
+    (tmp_path / "bad.pt").write_text("no")
+    with pytest.raises(UserError, match="cannot be loaded"):
+        run_once(shards, tmp_path / "c", init=str(tmp_path / "bad.pt"))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"sample_rate": 0.05}, "of 5 clients draws none; at least 0.2"),
+        ({"model": "simpel-cnn"}, "did you mean simple-cnn"),
+        ({"model": "simple-cnn"}, "too small for this model"),
+        ({"model": "nothing:Here"}, "cannot import"),
+        ({"model": "torch.nn:Flatten"}, "torch.nn:Flatten"),
+        ({"algorithm": "fedprox_"}, "no such algorithm"),
+        ({"temperatur": 1.0}, "did you mean --temperature"),
+    ],
+)
+def test_wrong_input_leaves_nothing_behind(shards: Path, tmp_path: Path, options: dict, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        run_once(shards, tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_state_views_share_one_buffer() -> None:
+    state = State(
+        {"model": Entry((3,)), "seen": Entry((5,), torch.bool), "counters": Entry((2,), torch.int64)}
+    )
+    state["model"].fill_(1.5)
+    state["counters"].fill_(-7)
+    other = State(state.entries)
+    other.buffer.copy_(state.buffer)
+    assert other["model"].tolist() == [1.5] * 3
+    assert other["counters"].tolist() == [-7, -7]

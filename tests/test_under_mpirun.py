@@ -1,0 +1,64 @@
+"""The suite's other half: pytest under mpirun, on Open MPI and, in an environment of its own, on MPICH."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, clean_environment, command, finish, skip_or_fail
+
+pytestmark = pytest.mark.launches
+IN_PROCESS = ["tests/test_comm.py", "tests/test_sums.py", "tests/test_fedproc.py", "tests/test_client.py"]
+
+
+def suite(python: str, ranks: int, files: list[str]) -> "subprocess.CompletedProcess[str]":
+    process = subprocess.Popen(
+        [
+            *command(ranks, python),
+            "-m",
+            "mpi4py",
+            "-m",
+            "pytest",
+            "--with-mpi",
+            "-p",
+            "no:cacheprovider",
+            *files,
+        ],
+        cwd=ROOT,
+        env=clean_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    return finish(process, timeout=300)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_suite_on_open_mpi(ranks: int) -> None:
+    pytest.importorskip("pytest_mpi")
+    done = suite(sys.executable, ranks, IN_PROCESS)
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
+    assert " failed" not in done.stdout
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_smaller_set_on_mpich(ranks: int) -> None:
+    """`make .venv-mpich` makes the environment: mpi4py and MPICH, with the torch that is there already."""
+    python = Path(os.environ.get("FEDPROC_MPICH_VENV", ROOT / ".venv-mpich")) / "bin" / "python"
+    if not python.exists():
+        skip_or_fail("no .venv-mpich (make .venv-mpich)")
+    name = subprocess.run(
+        [python, "-c", "from mpi4py import MPI; print(MPI.Get_library_version())"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=clean_environment(),
+    )
+    assert "MPICH" in name.stdout
+    done = suite(str(python), ranks, ["tests/test_comm.py"])
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
