@@ -4,6 +4,8 @@ N samples, m clients, K classes; a partition is a list of m index arrays, each s
 """
 
 import hashlib
+import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -29,13 +31,9 @@ def dirichlet(
     it; the class is cut at the truncated cumulative shares. The whole split is drawn again until every
     client has `min_samples`. Raises UserError when that cannot be, or was not reached.
     """
-    if not beta > 0:
-        raise UserError(f"--beta must be above 0, not {beta}")
-    if clients * min_samples > len(labels):
-        raise UserError(
-            f"{len(labels)} samples cannot give {clients} clients {min_samples} each; "
-            "fewer --clients, or a lower --min-samples"
-        )
+    if not 0 < beta < math.inf:
+        raise UserError(f"--beta must be above 0 and finite, not {beta}")
+    _check_sizes(len(labels), clients, min_samples)
     rng = generator(seed, "dirichlet")
     best = 0
     for _ in range(MAX_TRIES):
@@ -60,44 +58,69 @@ def dirichlet(
     )
 
 
-def stratified_split(
-    labels: npt.NDArray[np.integer], test_share: float, seed: int
-) -> tuple[Indices, Indices]:
-    """(train, test) indices, ascending; of each class round(share·n) samples go to the test set."""
-    rng = generator(seed, "train/test split")
-    test = [
-        rng.permutation(np.flatnonzero(labels == k))[: round(test_share * int((labels == k).sum()))]
-        for k in np.unique(labels)
-    ]
-    test_rows = np.sort(np.concatenate(test))
-    return np.setdiff1d(np.arange(len(labels)), test_rows), test_rows
+def iid(labels: npt.NDArray[np.integer], clients: int, seed: int, min_samples: int = 10) -> list[Indices]:
+    """A random split into parts whose sizes differ by one at most."""
+    _check_sizes(len(labels), clients, min_samples)
+    order = generator(seed, "iid").permutation(len(labels))
+    return [np.sort(part) for part in np.array_split(order, clients)]
 
 
-def client_test_rows(
-    labels: npt.NDArray[np.integer],
-    partition: list[Indices],
-    test_labels: npt.NDArray[np.integer],
-    num_classes: int,
-    seed: int,
+def classes_per_client(
+    labels: npt.NDArray[np.integer], clients: int, ways: int, std: int, shots: int, seed: int
 ) -> list[Indices]:
-    """For each client rows of the global test set in the client's own class mix.
+    """FedProto's n-way k-shot split: client i holds n_i ∈ [ways − std, ways + std] classes, uniform.
 
-    As many as the client has training samples, or as the scarcest class of its mix allows; at least one
-    of each class it holds that the test set has.
+    Of each it has `shots` samples; 0: its even share of the class. No sample goes to two clients (with
+    shots, some go to none). The classes are drawn again until the samples suffice, up to MAX_TRIES.
     """
-    by_class = [np.flatnonzero(test_labels == k) for k in range(num_classes)]
-    available = np.array([len(rows) for rows in by_class])
-    result = []
-    for i, part in enumerate(partition):
-        counts = np.bincount(labels[part], minlength=num_classes) * (available > 0)
-        if not counts.sum():
-            result.append(np.zeros(0, np.int64))
-            continue
-        held = counts > 0
-        mix = counts / counts.sum()
-        size = min(len(part), float((available[held] / mix[held]).min()))
-        wanted = np.where(held, np.maximum(1, np.floor(size * mix + 1e-9)), 0).astype(int)
-        rng = generator(seed, "client test rows", i)
-        drawn = [rng.permutation(by_class[k])[: wanted[k]] for k in np.flatnonzero(held)]
-        result.append(np.sort(np.concatenate(drawn)))
-    return result
+    classes, totals = np.unique(labels, return_counts=True)
+    if not 1 <= ways <= len(classes):
+        raise UserError(f"--ways must be between 1 and the {len(classes)} classes, not {ways}")
+    if std < 0 or shots < 0:
+        raise UserError("--std and --shots must be at least 0")
+    if clients * max(1, ways - std) * max(1, shots) > len(labels):
+        raise UserError(
+            f"{len(labels)} samples cannot give {clients} clients {max(1, shots)} of each of {ways} classes; "
+            "fewer --clients, or lower --ways or --shots"
+        )
+    rng = generator(seed, "classes per client")
+    for _ in range(MAX_TRIES):
+        counts = rng.integers(max(1, ways - std), min(len(classes), ways + std) + 1, clients)
+        held = [rng.permutation(len(classes))[:n] for n in counts]
+        holders = np.bincount(np.concatenate(held), minlength=len(classes))
+        if (holders * max(1, shots) <= totals).all():
+            break
+    else:
+        raise UserError(
+            f"no draw of {ways} ± {std} classes for each of {clients} clients in {MAX_TRIES} tries left "
+            f"{max(1, shots)} samples for every holder of a class (the smallest has {totals.min()}); "
+            "lower --shots, --ways or --clients"
+        )
+    parts: list[list[Indices]] = [[] for _ in range(clients)]
+    for k, label in enumerate(classes):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        owners = [i for i, mine in enumerate(held) if k in mine]
+        if owners:
+            pieces = np.array_split(members, len(owners))
+            for j, owner in enumerate(owners):
+                parts[owner].append(members[j * shots : (j + 1) * shots] if shots else pieces[j])
+    return [np.sort(np.concatenate(part)) for part in parts]
+
+
+def natural(sites: Indices, names: Sequence[str]) -> list[Indices]:
+    """One client a site, in the order of `names`."""
+    parts = [np.flatnonzero(sites == i) for i in range(len(names))]
+    empty = [name for name, part in zip(names, parts, strict=True) if not len(part)]
+    if empty:
+        raise UserError(f"site {empty[0]} has no training images left; give it more, or remove it")
+    return parts
+
+
+def _check_sizes(samples: int, clients: int, min_samples: int) -> None:
+    if min_samples < 1:
+        raise UserError(f"--min-samples must be at least 1, not {min_samples}")
+    if clients * min_samples > samples:
+        raise UserError(
+            f"{samples} samples cannot give {clients} clients {min_samples} each; "
+            "fewer --clients, or a lower --min-samples"
+        )

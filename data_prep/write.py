@@ -1,16 +1,18 @@
-"""A source and a partition → the shards file, one client at a time."""
+"""A source and a partition → the shards file, a piece of one client at a time."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from data_prep.partition import Indices, client_test_rows
+from data_prep.heldout import client_test_rows, site_test_rows
+from data_prep.partition import Indices
 from data_prep.sources import Source, Split
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.shards import Header, Images, Labels, write_shards
 
-PIECE = 1024  # images decoded at once
+PIECE = 1024  # images in memory at once
 
 
 def write(
@@ -21,48 +23,58 @@ def write(
     kind: str,
     beta: float | None,
     made_by: str,
-    client_names: tuple[str, ...] = (),
 ) -> str:
     """Write the shards; returns the fingerprint. UserError when the file cannot be written."""
-    mean, std = channel_statistics(source.train)
+    natural = kind == "natural"
+    channels = source.image_shape[2]
+    if source.normalise:
+        mean, std = ([value] * channels for value in source.normalise)
+    else:
+        mean, std = channel_statistics(source.train)
+    names = tuple(source.site_names) if natural and any(source.site_names) else ()
     header = Header(
-        source.name,
-        source.class_names,
-        source.image_shape,
-        kind,
-        seed,
-        mean,
-        std,
-        beta,
-        client_names,
-        made_by,
+        source.name, source.class_names, source.image_shape, kind, seed, mean, std, beta, names, made_by
     )
-    rows = client_test_rows(source.train.labels, partition, source.test.labels, len(source.class_names), seed)
-    clients = ((source.train.images(part), _labels(source.train, part)) for part in partition)
+    few_shots = kind.startswith("classes-per-client")  # little to train on is no reason to test little
+    labels = source.train.labels, partition, source.test.labels
+    rows = client_test_rows(*labels, len(source.class_names), seed, all_there_are=few_shots)
+    if natural and source.test.sites is not None:
+        rows = site_test_rows(rows, source.test.sites)
+    clients = (piece for part in partition for piece in _pieces(source.train, part))
+    test = _pieces(source.test, np.arange(len(source.test.labels)))
     sizes, num_test = [len(part) for part in partition], len(source.test.labels)
     try:
-        return write_shards(out, header, sizes, clients, _pieces(source.test), num_test, rows)
+        _check_room(out, (sum(sizes) + num_test) * (int(np.prod(source.image_shape)) + 2))
+        return write_shards(out, header, sizes, clients, test, num_test, rows)
     except OSError as error:
         reason = error.strerror or " ".join(str(error).split())[:160]
-        raise UserError(f"cannot write {out}: {reason}") from error
+        raise UserError(f"cannot write {out}: {reason}; nothing was left there") from error
+
+
+def _check_room(out: Path, needed: int) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(out.parent).free
+    if free < needed:
+        raise UserError(
+            f"cannot write {out}: disk full: it needs {needed / 1e6:.2f} MB, {free / 1e6:.2f} MB are free"
+        )
 
 
 def channel_statistics(split: Split) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation per channel of the images scaled to [0, 1]; integer sums, so exact."""
+    """Mean and standard deviation per channel of the images scaled to [0, 1]; integer sums, so exact.
+
+    A channel that never changes counts as one grey level of std, so that nothing is divided by zero.
+    """
     total, squares, count = 0, 0, 0
-    for images, _ in _pieces(split):
+    for images, _ in _pieces(split, np.arange(len(split.labels))):
         pixels = images.reshape(-1, images.shape[-1]).astype(np.int64)
         total, squares, count = total + pixels.sum(0), squares + (pixels**2).sum(0), count + len(pixels)
     mean = np.asarray(total / count / 255)
-    std = np.sqrt(np.maximum(squares / count / 255**2 - mean**2, 1e-12))
+    std = np.sqrt(np.maximum(squares / count / 255**2 - mean**2, 1 / 255**2))
     return [float(v) for v in mean], [float(v) for v in std]
 
 
-def _pieces(split: Split) -> Iterator[tuple[Images, Labels]]:
-    for start in range(0, len(split.labels), PIECE):
-        rows = np.arange(start, min(start + PIECE, len(split.labels)))
-        yield split.images(rows), _labels(split, rows)
-
-
-def _labels(split: Split, rows: Indices) -> Labels:
-    return split.labels[rows].astype(np.uint16)
+def _pieces(split: Split, rows: Indices) -> Iterator[tuple[Images, Labels]]:
+    for start in range(0, len(rows), PIECE):
+        piece = rows[start : start + PIECE]
+        yield split.images(piece), split.labels[piece].astype(np.uint16)

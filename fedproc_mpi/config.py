@@ -39,6 +39,9 @@ class Config:
 
     algorithm: str = setting("fedproc", "an algorithm's name, or path/to/mine.py")
     model: str = setting("auto", "a model's name, module:Class of your own, or auto: chosen by image size")
+    norm: Literal["batch", "group"] = setting(
+        "batch", "normalisation layers of the ResNets; group: GroupNorm, which averages well"
+    )
     init: str = setting("", "a file of initial weights (state_dict); empty: drawn from --seed")
     shards: str = setting(DIGITS_SHARDS, "the HDF5 shards file; the default one is made when it is missing")
     rounds: int = setting(15, "communication rounds T", "digits; paper: 100, Tiny-ImageNet 20")

@@ -3,6 +3,7 @@
 Shapes: B batch, C channels, H height, W width, D width of z, K classes.
 """
 
+import functools
 import importlib
 from collections.abc import Callable
 
@@ -59,23 +60,41 @@ def simple_cnn(shape: ImageShape, num_classes: int) -> nn.Module:
     return ProjectedModel(_conv_encoder(shape, (6, 16), kernel=5, padding=0), 84, num_classes)
 
 
-MODELS: dict[str, Callable[[ImageShape, int], nn.Module]] = {
-    "small-cnn": small_cnn,
-    "simple-cnn": simple_cnn,
-}
+def _resnet(depth: str, shape: ImageShape, num_classes: int, norm: str) -> nn.Module:
+    """torchvision's trunk in the CIFAR form: stem 3×3 stride 1, no maxpool (FACTS: set-up); 28 px and up.
+
+    norm: group puts GroupNorm with 32 groups (Wu & He 2018) where BatchNorm is.
+    """
+    from torchvision.models import resnet  # takes seconds to import
+
+    layer = nn.BatchNorm2d if norm == "batch" else functools.partial(nn.GroupNorm, 32)
+    trunk = getattr(resnet, depth)(weights=None, norm_layer=layer)
+    width = trunk.fc.in_features
+    trunk.conv1 = nn.Conv2d(shape[2], 64, kernel_size=3, stride=1, padding=1, bias=False)
+    nn.init.kaiming_normal_(
+        trunk.conv1.weight, mode="fan_out", nonlinearity="relu"
+    )  # as the other convolutions
+    trunk.maxpool, trunk.fc = nn.Identity(), nn.Identity()
+    return ProjectedModel(trunk, width, num_classes)
 
 
-def build_model(name: str, shape: ImageShape, num_classes: int, normalize_z: bool, seed: int) -> nn.Module:
+Factory = Callable[[ImageShape, int], nn.Module]
+MODELS: dict[str, Factory] = {"small-cnn": small_cnn, "simple-cnn": simple_cnn}
+RESNETS = ("resnet18", "resnet50")
+
+
+def build_model(
+    name: str, shape: ImageShape, num_classes: int, normalize_z: bool, seed: int, norm: str = "batch"
+) -> nn.Module:
     """A model with the weights that `seed` draws; the caller's random state is left alone.
 
-    name: one of MODELS, `auto` (by image size), or `module:Class`, called with (shape, num_classes).
-    Raises UserError for an unknown name, or a model that does not return (z_BD, logits_BK).
+    name: one of MODELS or RESNETS, `auto` (by image size), or `module:Class`, called with
+    (shape, num_classes). norm: batch or group, of the ResNets. Raises UserError for an unknown name, or
+    a model that does not return (z_BD, logits_BK).
     """
     if name == "auto":
         name = "simple-cnn" if min(shape[:2]) >= 28 else "small-cnn"
-    factory = _import_model(name) if ":" in name else MODELS.get(name)
-    if factory is None:
-        raise UserError(f"--model {name}: no such model; {nearest(name, MODELS)} (or module:Class)")
+    factory = _factory(name, norm)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = factory(shape, num_classes)
@@ -97,7 +116,20 @@ def has_batchnorm(model: nn.Module) -> bool:
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 
-def _import_model(name: str) -> Callable[[ImageShape, int], nn.Module]:
+def _factory(name: str, norm: str) -> Factory:
+    if name in RESNETS:
+        return lambda shape, num_classes: _resnet(name, shape, num_classes, norm)
+    if norm != "batch":
+        raise UserError(f"--norm {norm} is for {' and '.join(RESNETS)}; {name} has no such layers of ours")
+    if ":" in name:
+        return _import_model(name)
+    if name not in MODELS:
+        known = (*MODELS, *RESNETS)
+        raise UserError(f"--model {name}: no such model; {nearest(name, known)} (or module:Class)")
+    return MODELS[name]
+
+
+def _import_model(name: str) -> Factory:
     module, _, attribute = name.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)

@@ -104,7 +104,8 @@ class Parts:
         """A new model with w⁰; personal models are drawn for each client."""
         config, header = self.config, self.shards.header
         seed = seed_for(config.seed, "model", client=client)
-        module = build_model(kind, header.image_shape, len(header.class_names), config.normalize_z, seed)
+        classes = len(header.class_names)
+        module = build_model(kind, header.image_shape, classes, config.normalize_z, seed, config.norm)
         if config.init and (self.algorithm.personal or self.comm.rank == 0):
             _load_init(module, config.init)
         return module

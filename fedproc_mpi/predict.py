@@ -63,7 +63,7 @@ def load_model(run_dir: str | Path, client: int | None = None) -> Predictor:
             f"{run_dir}: each client has its own model; load_model(run_dir, client=k), k below {len(kinds)}"
         )
     kind = config["model"] if kinds is None else kinds[client]
-    model = build_model(kind, shape, len(names), config["normalize_z"], seed=0)
+    model = build_model(kind, shape, len(names), config["normalize_z"], 0, config["norm"])
     if client is None:
         model.load_state_dict(saved["state_dict"])
     else:

@@ -14,7 +14,10 @@ name that is renamed at the end. This module is the one place that knows the for
 
 import hashlib
 import json
+import math
 import os
+import re
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,6 +31,7 @@ import numpy.typing as npt
 from fedproc_mpi.errors import UserError
 
 FORMAT, FORMAT_VERSION = "fedproc_mpi shards", 1
+SOURCES = "digits|cifar10|cifar100|mnist|fashionmnist|tinyimagenet"  # those that need no further flags
 Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.uint16]
 Rows = npt.NDArray[np.int64]
@@ -60,20 +64,32 @@ def write_shards(
 ) -> str:
     """Write a shards file; returns its fingerprint.
 
-    clients: in client order, client i with sizes[i] samples; test: the test set in pieces; both may be
-    generators, so that one client at a time is in memory. An interrupted write leaves no file at `path`.
+    clients: in client order, client i with sizes[i] samples, whole or in pieces of its own; test: the
+    test set in pieces; both may be generators, so that one piece at a time is in memory. An interrupted
+    write leaves no file at `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    needed = (int(offsets[-1]) + num_test) * math.prod(header.image_shape)
     try:
+        _reserve(temporary, needed)  # where it fails, it fails here: HDF5 does not survive a full disk
         with h5py.File(temporary, "w", libver="v110") as file:
+            _reserve(temporary, needed)
             images, labels = _create(file, "train", int(offsets[-1]), header.image_shape)
             checksums = np.zeros((len(sizes), 32), np.uint8)
-            for i, (x_NHWC, y_N) in enumerate(clients):
-                rows = slice(int(offsets[i]), int(offsets[i + 1]))
-                images[rows], labels[rows] = x_NHWC, y_N
-                checksums[i] = np.frombuffer(_checksum(x_NHWC, y_N), np.uint8)
+            pieces = iter(clients)
+            for i in range(len(sizes)):
+                start, stop = int(offsets[i]), int(offsets[i + 1])
+                digest = hashlib.sha256()
+                while start < stop:
+                    x_NHWC, y_N = next(pieces)
+                    images[start : start + len(y_N)], labels[start : start + len(y_N)] = x_NHWC, y_N
+                    digest.update(np.ascontiguousarray(x_NHWC, np.uint8).data)
+                    start += len(y_N)
+                assert start == stop, f"client {i}: a piece goes beyond its {sizes[i]} samples"
+                digest.update(np.ascontiguousarray(labels[int(offsets[i]) : stop], "<u2").data)
+                checksums[i] = np.frombuffer(digest.digest(), np.uint8)
             file["train/offsets"], file["train/checksums"] = offsets, checksums
             test_images, test_labels = _create(file, "test", num_test, header.image_shape)
             start = 0
@@ -104,9 +120,7 @@ class Shards:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         if not self.path.is_file():
-            raise UserError(
-                f"{path}: no such shards file; `python -m data_prep --help` tells how to make one"
-            )
+            raise UserError(f"{path}: no such shards file; {how_to_make(self.path)}")
         try:
             self._file = h5py.File(self.path, "r", locking=False)
         except OSError as error:
@@ -218,6 +232,23 @@ class Shards:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def how_to_make(path: Path) -> str:
+    """The data_prep command for a file named SOURCE_mCLIENTS[_bBETA][_sSEED].h5, as the presets' are."""
+    name = re.fullmatch(rf"({SOURCES})_m([1-9]\d*)(?:_b([\d.]*\d))?(?:_s(\d+))?\.h5", path.name)
+    if name is None:
+        return "`python -m data_prep --help` tells how to make one"
+    source, clients, beta, seed = name.groups()
+    flags = f"--clients {clients} --beta {beta or 0.5} --seed {seed or 0} --out {shlex.quote(str(path))}"
+    return f"make it with `python -m data_prep {source} {flags}`"
+
+
+def _reserve(path: Path, size: int) -> None:
+    """Claim the disk's blocks, so that the writes into them cannot fail. OSError where there is no room."""
+    with path.open("ab") as file:
+        if size and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
 
 
 def _create(file: h5py.File, group: str, n: int, shape: tuple[int, int, int]) -> tuple[Any, Any]:

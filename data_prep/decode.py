@@ -1,0 +1,92 @@
+"""Image files → uint8 pixels, in parallel threads (Pillow decodes outside the interpreter's lock)."""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.progress import track
+
+from data_prep.pixels import PixelFile
+from fedproc_mpi.errors import UserError
+
+WINDOW = 1 << 25  # bytes of decoded pixels in memory at once
+EXTENSIONS = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".pgm", ".ppm"}
+Loader = Callable[[Path], npt.NDArray[np.uint8]]  # a file → (H, W, C)
+
+
+def is_image(path: Path) -> bool:
+    """By name; hidden files (`.DS_Store`, `._a.png`) are none."""
+    return path.suffix.lower() in EXTENSIONS and not path.name.startswith(".") and path.is_file()
+
+
+def decode(
+    files: Sequence[Path], shape: tuple[int, int, int], load: Loader, scratch: Path, skip_broken: bool
+) -> tuple[PixelFile, list[int]]:
+    """All files' pixels, in order, and the positions of those that could be read.
+
+    Raises UserError that names the broken ones, unless skip_broken.
+    """
+    pixels, good, broken = PixelFile(scratch, shape), [], []
+
+    def attempt(path: Path) -> npt.NDArray[np.uint8] | str:
+        try:
+            return load(path)
+        except Exception as error:  # Pillow's plugins raise anything on broken files
+            return f"{path} ({' '.join(str(error).split())[:80] or type(error).__name__})"
+
+    window = max(16, WINDOW // int(np.prod(shape)))
+    starts = range(0, len(files), window)
+    jobs = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with ThreadPoolExecutor(jobs) as pool:
+        console = Console(stderr=True)
+        for start in track(starts, "decoding images", console=console, disable=not console.is_terminal):
+            results = list(pool.map(attempt, files[start : start + window]))
+            broken += [r for r in results if isinstance(r, str)]
+            good += [start + i for i, r in enumerate(results) if not isinstance(r, str)]
+            images = [r for r in results if not isinstance(r, str)]
+            if images:
+                pixels.append(np.stack(images))
+    if broken:
+        told = "; ".join(broken[:5]) + (f"; and {len(broken) - 5} more" if len(broken) > 5 else "")
+        if not skip_broken:
+            remedy = "repair or remove them, or add --skip-broken"
+            raise UserError(f"{len(broken)} of {len(files)} images cannot be read: {told}; {remedy}")
+        print(f"data_prep: skipped {len(broken)} of {len(files)} images: {'; '.join(broken)}")
+    return pixels, good
+
+
+def fit(path: Path, size: int, channels: int) -> npt.NDArray[np.uint8]:
+    """A picture of any size and kind as (size, size, channels).
+
+    Turned as its EXIF tag says; the shorter side is resized to `size` (bilinear, antialiased) and the
+    middle square cut out. 16-bit grey keeps its upper 8 bits; alpha is dropped.
+    """
+    from PIL import Image, ImageOps
+
+    with Image.open(path) as opened:
+        image = ImageOps.exif_transpose(opened)
+        if image.mode == "F":
+            raise ValueError("floating-point pixels; save it as 8 or 16 bits")
+        if image.mode.startswith("I"):
+            image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+        image = image.convert("L" if channels == 1 else "RGB")
+        width, height = image.size
+        side = min(width, height)
+        left, top = (width - side) / 2, (height - side) / 2
+        box = (left, top, left + side, top + side)
+        image = image.resize((size, size), Image.Resampling.BILINEAR, box=box, reducing_gap=None)
+        return np.asarray(image, np.uint8).reshape(size, size, channels)
+
+
+def rgb(path: Path, size: int) -> npt.NDArray[np.uint8]:
+    """A picture that must be size × size already, as RGB (grey and CMYK ones too)."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        if image.size != (size, size):
+            raise ValueError(f"{image.size[0]}×{image.size[1]} px, not {size}×{size}")
+        return np.asarray(image.convert("RGB"), np.uint8)

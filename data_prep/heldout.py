@@ -1,0 +1,72 @@
+"""Test samples: held out of a set that has no test half, and each client's own rows of the test set.
+
+N samples, m clients, K classes.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from data_prep.partition import Indices, generator
+
+
+def stratified_split(
+    labels: npt.NDArray[np.integer], test_share: float, seed: int, sites: Indices | None = None
+) -> tuple[Indices, Indices]:
+    """(train, test) indices, ascending; of each class round(share·n) samples go to the test set.
+
+    sites: the client of each sample; a class's test samples are then spread over its sites, evenly
+    along the samples in site order, so that each site holds out its share as far as whole samples allow.
+    """
+    rng = generator(seed, "train/test split")
+    test = []
+    for k in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == k))
+        count = round(test_share * len(members))
+        if sites is None:
+            test.append(members[:count])
+        elif count:
+            by_site = members[np.argsort(sites[members], kind="stable")]
+            steps = (np.arange(count) + rng.random()) * len(members) / count
+            test.append(by_site[steps.astype(np.int64)])
+    test_rows = np.sort(np.concatenate([*test, np.zeros(0, np.int64)]))
+    return np.setdiff1d(np.arange(len(labels)), test_rows), test_rows
+
+
+def client_test_rows(
+    labels: npt.NDArray[np.integer],
+    partition: Sequence[Indices],
+    test_labels: npt.NDArray[np.integer],
+    num_classes: int,
+    seed: int,
+    all_there_are: bool = False,
+) -> list[Indices]:
+    """For each client rows of the global test set in the client's own class mix.
+
+    As many as the client has training samples (all_there_are: any number), or as the scarcest class of
+    its mix allows; at least one of each class it holds that the test set has.
+    """
+    by_class = [np.flatnonzero(test_labels == k) for k in range(num_classes)]
+    available = np.array([len(rows) for rows in by_class])
+    result = []
+    for i, part in enumerate(partition):
+        counts = np.bincount(labels[part], minlength=num_classes) * (available > 0)
+        if not counts.sum():
+            result.append(np.zeros(0, np.int64))
+            continue
+        held = counts > 0
+        mix = counts / counts.sum()
+        most = float((available[held] / mix[held]).min())
+        size = most if all_there_are else min(len(part), most)
+        wanted = np.where(held, np.maximum(1, np.floor(size * mix + 1e-9)), 0).astype(int)
+        rng = generator(seed, "client test rows", i)
+        drawn = [rng.permutation(by_class[k])[: wanted[k]] for k in np.flatnonzero(held)]
+        result.append(np.sort(np.concatenate(drawn)))
+    return result
+
+
+def site_test_rows(rows: Sequence[Indices], test_sites: Indices) -> list[Indices]:
+    """Natural partition: a client's test rows are its site's own, where the test set has any of them."""
+    own = [np.flatnonzero(test_sites == i) for i in range(len(rows))]
+    return [mine if len(mine) else mixed for mine, mixed in zip(own, rows, strict=True)]

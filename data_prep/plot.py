@@ -1,0 +1,107 @@
+"""The picture of a partition: client × class bubbles, sample images as they are, pixel values."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedproc_mpi.errors import UserError
+from fedproc_mpi.shards import Shards
+
+MOST_CLIENTS, GRID_ROWS, GRID_COLUMNS = 200, 8, 10
+
+
+def draw(shards: Shards, counts_mK: npt.NDArray[np.int64], path: Path) -> None:
+    """Write the picture; UserError where the file cannot be written."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure = pyplot.figure(figsize=(17, 8))
+    _bubbles(figure.add_axes((0.09, 0.14, 0.39, 0.77)), shards, counts_mK[:MOST_CLIENTS])
+    _samples(figure.add_axes((0.51, 0.25, 0.48, 0.66)), shards)
+    _values(figure.add_axes((0.54, 0.06, 0.44, 0.13)), shards)
+    header = shards.header
+    figure.suptitle(
+        f"{header.dataset}: {header.partition}, beta {header.beta}, seed {header.seed}, "
+        f"{shards.num_clients} clients, {shards.num_classes} classes, images {header.image_shape} (H, W, C)"
+    )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a name in letters that the font lacks
+            figure.savefig(path, dpi=100)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--plot {path}: cannot write it: {error}") from error
+    finally:
+        pyplot.close(figure)
+
+
+def _bubbles(axes: Any, shards: Shards, counts_mK: npt.NDArray[np.int64]) -> None:
+    """Area of a bubble ∝ samples of the class at the client; an empty pair has none."""
+    clients, classes = np.nonzero(counts_mK)
+    counts = counts_mK[clients, classes]
+    m, num_classes = counts_mK.shape
+    room = min(480 / max(m, 2), 480 / max(num_classes, 2))  # points between two bubbles, about
+    axes.scatter(clients, classes, s=np.maximum((0.95 * room) ** 2 * counts / counts.max(), 0.2), alpha=0.7)
+    axes.set_xlim(-0.7, m - 0.3)
+    axes.set_ylim(-0.7, num_classes - 0.3)
+    names = shards.header.client_names
+    rest = f" (first {m} of {shards.num_clients})" if m < shards.num_clients else ""
+    axes.set_xlabel(f"client{rest}")
+    if names and m <= 30:
+        axes.set_xticks(range(m), [_plain(n) for n in names[:m]], rotation=60, ha="right")
+    elif m <= 30:
+        axes.set_xticks(range(m))
+    if num_classes <= 40:
+        axes.set_yticks(range(num_classes), [_plain(n) for n in shards.header.class_names])
+    else:
+        axes.set_ylabel("class")
+    axes.set_title(f"samples of a class at a client (largest bubble: {counts.max()})")
+
+
+def _samples(axes: Any, shards: Shards) -> None:
+    """Rows are clients, spread over all; pixels as stored: no scaling of values, square pixels."""
+    height, width, channels = shards.header.image_shape
+    rows = min(GRID_ROWS, shards.num_clients)
+    chosen = np.linspace(0, shards.num_clients - 1, rows).astype(int)
+    side = max(height, width)
+    above, beside = max(2, round(0.3 * side)), max(2, round(0.5 * side))  # room for the labels
+    sheet = np.full((rows * (height + above), GRID_COLUMNS * (width + beside), channels), 255, np.uint8)
+    for row, client in enumerate(chosen):
+        x_NHWC, y_N = shards.client(int(client))
+        top = row * (height + above) + above
+        axes.text(-0.4 * side, top + height / 2, str(client), ha="right", va="center")
+        for column, i in enumerate(np.linspace(0, len(y_N) - 1, min(GRID_COLUMNS, len(y_N))).astype(int)):
+            left = column * (width + beside)
+            sheet[top : top + height, left : left + width] = x_NHWC[i]
+            name = _plain(shards.header.class_names[int(y_N[i])][:14])
+            axes.text(left + width / 2, top - 0.06 * side, name, ha="center", va="bottom", fontsize=7)
+    image = sheet[..., 0] if channels == 1 else sheet
+    axes.imshow(image, cmap="gray", vmin=0, vmax=255, aspect="equal", interpolation="nearest")
+    axes.set_axis_off()
+    axes.set_title("samples as stored, a client a row", fontsize=10)
+
+
+def _values(axes: Any, shards: Shards) -> None:
+    """Pixel values of up to 2,000 training images from all over the file: a good set fills 0…255."""
+    chosen = np.unique(np.linspace(0, shards.num_clients - 1, 20).astype(int))
+    x_NHWC = np.concatenate([shards.client(int(i))[0][:100] for i in chosen])
+    colours = ["gray"] if x_NHWC.shape[3] == 1 else ["red", "green", "blue"]
+    for channel, colour in enumerate(colours):
+        histogram = np.bincount(x_NHWC[..., channel].ravel(), minlength=256) / x_NHWC[..., channel].size
+        axes.plot(histogram, color=colour, linewidth=1)
+    axes.set_yscale("log")
+    axes.tick_params(axis="y", which="both", labelleft=False)
+    axes.set_xlim(-2, 257)
+    pairs = zip(shards.header.mean, shards.header.std, strict=True)
+    means = ", ".join(f"{255 * mean:.0f} ± {255 * std:.0f}" for mean, std in pairs)
+    axes.set_title(f"share of pixel values 0…255; normalised with {means}", fontsize=10)
+
+
+def _plain(name: str) -> str:
+    """Dollar signs would start mathematics in matplotlib."""
+    return name.replace("$", r"\$")

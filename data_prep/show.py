@@ -1,0 +1,89 @@
+"""`inspect` and `verify`: what a shards file holds, and whether it is whole."""
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fedproc_mpi.errors import UserError
+from fedproc_mpi.shards import Shards
+
+
+def inspect(path: Path, plot: Path | None) -> None:
+    """Print the table; write the picture where `plot` is given."""
+    with Shards(path) as shards:
+        header, sizes = shards.header, shards.sizes
+        counts_mK = class_counts(shards)
+        held = np.sort((counts_mK > 0).sum(1))
+        height, width, channels = header.image_shape
+        tests = [len(shards.client_test_rows(i)) for i in range(shards.num_clients)]
+        lines = {
+            "data set": f"{header.dataset}, {shards.num_classes} classes",
+            "images": f"{height}×{width} px, {channels} channel(s)"
+            + ("" if height == width else ", NOT SQUARE"),
+            "partition": f"{header.partition}, beta {header.beta}, seed {header.seed}",
+            "clients": str(len(sizes)),
+            "samples": f"{sum(sizes)} train, {shards.num_test} test",
+            "samples a client": _spread(sizes),
+            "classes a client": _spread(held),
+            "test rows a client": _spread(tests),
+            "empty pairs": f"{int((counts_mK == 0).sum())} of {counts_mK.size} (client, class)",
+            "pixels": _pixels(shards),
+            "normalised with": f"mean {_floats(header.mean)}, std {_floats(header.std)}",
+            "made by": f"{header.made_by} --seed {header.seed}",
+            "fingerprint": shards.fingerprint,
+        }
+        for name, value in lines.items():
+            print(f"{name:18} {value}")
+        if plot is not None:
+            from data_prep.plot import draw
+
+            draw(shards, counts_mK, plot)
+            print(f"{'picture':18} {plot}")
+
+
+def verify(path: Path) -> None:
+    """Check every client and the test set; UserError that names what is wrong."""
+    wrong = []
+    with Shards(path) as shards:
+        for i in range(shards.num_clients):
+            try:
+                shards.verify_client(i)
+            except UserError as error:
+                wrong.append(str(error).removeprefix(f"{path}: "))
+        try:
+            shards.verify_test()
+        except UserError as error:
+            wrong.append(str(error).removeprefix(f"{path}: "))
+        if wrong:
+            more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+            raise UserError(f"{path}: {'; '.join(wrong[:5])}{more}")
+        samples = f"{sum(shards.sizes)} + {shards.num_test} samples"
+        print(f"data_prep: {path}: whole: {shards.num_clients} clients, {samples}, {shards.fingerprint}")
+
+
+def class_counts(shards: Shards) -> npt.NDArray[np.int64]:
+    """Samples of each class at each client, (m, K)."""
+    return np.array(
+        [
+            np.bincount(shards.client_labels(i), minlength=shards.num_classes)
+            for i in range(shards.num_clients)
+        ]
+    )
+
+
+def _pixels(shards: Shards) -> str:
+    """The range of the first client's pixels: 0…1 or a constant is a set that was scaled wrongly."""
+    x_NHWC, _ = shards.client(0)
+    low, high = int(x_NHWC.min()), int(x_NHWC.max())
+    remark = ", SUSPICIOUS: images should use 0…255" if high - low < 64 else ""
+    return f"{low}…{high} at client 0{remark}"
+
+
+def _spread(values: "npt.ArrayLike") -> str:
+    array = np.asarray(values)
+    return f"min {array.min()}, median {int(np.median(array))}, max {array.max()}"
+
+
+def _floats(values: "npt.ArrayLike") -> str:
+    return " ".join(f"{v:.3f}" for v in np.asarray(values))
