@@ -36,22 +36,22 @@ def dirichlet(
     _check_sizes(len(labels), clients, min_samples)
     rng = generator(seed, "dirichlet")
     best = 0
+    by_class = [np.flatnonzero(labels == k) for k in np.unique(labels)]
     for _ in range(MAX_TRIES):
-        parts: list[list[Indices]] = [[] for _ in range(clients)]
         sizes = np.zeros(clients, np.int64)
-        for k in np.unique(labels):
-            members = rng.permutation(np.flatnonzero(labels == k))
+        drawn = []  # of each class its members in random order, and where to cut them
+        for of_class in by_class:
+            members = rng.permutation(of_class)
             shares = rng.dirichlet(np.full(clients, beta)) * (sizes < len(labels) / clients)
             if not shares.sum() > 0:  # at a tiny β the open clients' shares can underflow to 0
                 shares = (sizes < len(labels) / clients).astype(float)
             cuts = (np.cumsum(shares / shares.sum()) * len(members)).astype(np.int64)[:-1]
-            pieces = np.split(members, cuts)
-            for part, piece in zip(parts, pieces, strict=True):
-                part.append(piece)
-            sizes += [len(piece) for piece in pieces]
+            sizes += np.diff(cuts, prepend=0, append=len(members))
+            drawn.append((members, cuts))
         best = max(best, int(sizes.min()))
         if sizes.min() >= min_samples:
-            return [np.sort(np.concatenate(part)) for part in parts]
+            pieces = [np.split(members, cuts) for members, cuts in drawn]
+            return [np.sort(np.concatenate(part)) for part in zip(*pieces, strict=True)]
     raise UserError(
         f"no Dirichlet split with beta={beta} gave each of {clients} clients {min_samples} samples in "
         f"{MAX_TRIES} tries (best: {best}); a larger --beta, fewer --clients or a lower --min-samples"

@@ -7,7 +7,7 @@ import pytest
 
 from data_prep.__main__ import _parse
 from data_prep.options import command_type
-from fedproc_mpi import cli
+from fedproc_mpi import algorithms, cli
 from fedproc_mpi.config import PRESET_DIR, Config, load_preset, merge_presets
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.shards import Shards
@@ -56,9 +56,9 @@ def test_preset_is_complete_and_names_its_shards(name, tmp_path, monkeypatch):
     ],
 )
 def test_values_of_the_papers(name, rounds, rate, moon, fedprox):
-    fedproc = merge_presets([name], "fedproc")
+    fedproc = merge_presets([name], "fedproc", algorithms.names())
     assert (fedproc["rounds"], fedproc["sample_rate"]) == (rounds, rate)
     assert "mu" not in fedproc
-    assert merge_presets([name], "moon")["mu"] == moon
-    assert merge_presets([name], "fedprox")["mu"] == fedprox
+    assert merge_presets([name], "moon", algorithms.names())["mu"] == moon
+    assert merge_presets([name], "fedprox", algorithms.names())["mu"] == fedprox
     assert isinstance(Config.create(**fedproc), Config)

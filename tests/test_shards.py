@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep import partition, sources
+from data_prep import heldout, partition, sources
 from data_prep.__main__ import main as data_prep
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.shards import Shards
@@ -25,7 +25,7 @@ def test_embedded_digits_are_scikit_learns() -> None:
     datasets = pytest.importorskip("sklearn.datasets")
     real = datasets.load_digits()
     source = sources.digits(0)
-    train, test = partition.stratified_split(real.target, 0.2, 0)
+    train, test = heldout.stratified_split(real.target, 0.2, 0)
     for split, rows in ((source.train, train), (source.test, test)):
         assert np.array_equal(split.labels, real.target[rows])
         pixels = split.images(np.arange(len(rows)))[..., 0]
