@@ -40,8 +40,6 @@ CIFAR = {  # folder; (file, MD5) of the training half, the test half, the names;
         ("fine_labels", "fine_label_names"),
     ),
 }
-CLOTHES = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"]
-CLOTHES += ["Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
 IDX = {  # folder, class names
     "mnist": ("MNIST/raw", [str(k) for k in range(10)]),
     "fashionmnist": (
