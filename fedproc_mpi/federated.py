@@ -42,11 +42,9 @@ class Federation(Parts):
 
     def start(self, first_round: int) -> None:
         """w⁰ and c⁰ on every rank (Alg. 1 l.3), or the checkpoint's state. Collective."""
+        self.comm.broadcast(self.state.buffer)
         if first_round == 0:
-            self.comm.broadcast(self.state.buffer)
             self.algorithm.init(self.state, self.trainer, self.clients, self.share_of_all(), self.comm)
-        else:
-            self.comm.broadcast(self.state.buffer)
 
     def rounds(self, first_round: int, recorder: Recorder | None) -> None:
         """Rounds first_round … T-1. Collective. Raises TrainingFailed or Stopped, agreed."""

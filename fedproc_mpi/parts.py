@@ -157,6 +157,8 @@ class Parts:
         prototypes, for personal models over the clients' hashes in client order; weights_sha256 leaves
         the prototypes out.
         """
+        if self.comm.rank != 0 and not self.algorithm.personal:
+            return {}
         extra = {
             k: v.cpu().clone() for k, v in self.state.tensors().items() if k not in ("model", "counters")
         }
@@ -175,7 +177,7 @@ class Parts:
     def _finish_personal(self, prototypes: dict[str, Tensor]) -> tuple[dict[str, Any], list[str]]:
         """What model.pt says of the clients' models, and the hashes over all. Collective."""
         mine: dict[int, list[str]] = {}
-        never = [k for k, version in enumerate(self.states.versions) if version == NONE]
+        never = {k for k, version in enumerate(self.states.versions) if version == NONE}
         for k in self.share_of_all():
             if k in never:  # never drawn: what it starts with is its model
                 self.states.save(k, self.config.rounds, self.states.load(k))

@@ -119,9 +119,7 @@ class Recorder:
                 break
             if line["round"] < first_round:
                 lines.append(line)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        os.replace(temporary, path)
+        _replace_text(path, "".join(json.dumps(line) + "\n" for line in lines))
         return lines
 
     def record(self, line: dict[str, Any]) -> None:
@@ -184,15 +182,24 @@ def _progress_bar(rounds: int, first_round: int) -> Any:
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    _replace_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def _replace_text(path: Path, text: str) -> None:
+    """The file is the old text or the new one, never half."""
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(value, indent=1) + "\n")
+    temporary.write_text(text)
     os.replace(temporary, path)
 
 
 def read_finished(run_dir: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The summary and the rounds' lines of a finished run."""
-    lines = (run_dir / METRICS).read_text().splitlines()
-    return read_json(run_dir / SUMMARY), [json.loads(line) for line in lines]
+    return read_json(run_dir / SUMMARY), read_metrics(run_dir)
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """The rounds' lines of a run."""
+    return [json.loads(line) for line in (run_dir / METRICS).read_text().splitlines()]
 
 
 class Clock:

@@ -1,8 +1,10 @@
 """Accuracy over rounds, one curve a run."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
+
+from fedproc_mpi.config import read_json
+from fedproc_mpi.records import CONFIG, read_metrics
 
 
 def plot_accuracy(run_dirs: Sequence[Path], out: Path) -> Path:
@@ -16,11 +18,11 @@ def plot_accuracy(run_dirs: Sequence[Path], out: Path) -> Path:
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     for run_dir in run_dirs:
-        lines = [json.loads(text) for text in (run_dir / "metrics.jsonl").read_text().splitlines()]
+        lines = read_metrics(run_dir)
         points = [
             (line["round"] + 1, 100 * line["accuracy"]) for line in lines if line["accuracy"] is not None
         ]
-        config = json.loads((run_dir / "config.json").read_text())
+        config = read_json(run_dir / CONFIG)
         label = f"{Path(config['algorithm']).stem} on {Path(config['shards']).stem}"
         axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label)
     axes.set_xlabel("round")
