@@ -65,8 +65,18 @@ class Config:
     threads: int = setting(1, "intra-op threads a rank; changes the last bits of convolutions")
     channels_last: bool = setting(True, "memory format of images and convolution weights")
     precision: Literal["fp32", "tf32", "bf16"] = setting("fp32", "arithmetic of training and evaluation")
-    transport: Literal["auto", "mpi", "serial"] = setting(
-        "auto", "how ranks talk; auto: MPI under a launcher, else serial", execution=True
+    device: Literal["auto", "cpu", "cuda"] = setting(
+        "auto", "where clients train; auto: on GPUs where torch sees any"
+    )
+    server_gpu: bool = setting(False, "rank 0 takes a GPU as well, a free one if there is", execution=True)
+    transport: Literal["auto", "mpi", "torch", "serial"] = setting(
+        "auto",
+        "how ranks talk; torch: NCCL on GPUs, gloo on CPUs; auto: torch where each client rank has its own "
+        "GPU, else MPI; serial without a launcher",
+        execution=True,
+    )
+    cuda_aware: bool = setting(
+        False, "hand GPU memory to MPI directly, after a probe; else through host memory", execution=True
     )
     run_dir: str = setting("", "the run's directory; empty: a new one under runs/", execution=True)
     resume: bool = setting(

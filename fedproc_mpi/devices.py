@@ -1,18 +1,47 @@
 """Rank → device, threads and precision. Settings that torch must see before the first kernel."""
 
 import os
+import socket
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import torch
 
 from fedproc_mpi.comm import Comm
 from fedproc_mpi.config import Config
+from fedproc_mpi.errors import UserError
 
 
-def set_up(config: Config, comm: Comm) -> torch.device:
-    """The device of this rank, with threads, determinism and precision set. Collective.
+@dataclass(frozen=True)
+class Placement:
+    """Where a rank runs. gpu: its index among those visible to the rank, None on the CPU."""
 
-    GPUs go to client ranks round robin by local rank; threads come from the config alone (law 1).
+    rank: int
+    host: str
+    threads: int
+    cores: int
+    gpu: int | None = None
+    gpu_name: str = ""
+    gpu_uuid: str = ""
+
+    @property
+    def device(self) -> torch.device:
+        """What torch calls it."""
+        return torch.device("cpu") if self.gpu is None else torch.device("cuda", self.gpu)
+
+    def line(self) -> str:
+        """One line for the start of a run."""
+        where = "CPU" if self.gpu is None else f"GPU {self.gpu} ({self.gpu_name}, {self.gpu_uuid})"
+        threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
+        return f"rank {self.rank} on {self.host}: {where}, {threads}, {self.cores} cores allowed"
+
+
+def set_up(config: Config, comm: Comm) -> Placement:
+    """Place this rank, with threads, determinism and precision set. Collective.
+
+    Raises UserError, agreed, where --device asks for GPUs that are not there, or where some client ranks
+    see one and others do not: the result would depend on who trains whom.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_num_threads(config.threads)
@@ -21,12 +50,56 @@ def set_up(config: Config, comm: Comm) -> torch.device:
     tf32 = config.precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32
-    local_rank = comm.local_rank()
-    if not torch.cuda.is_available() or comm.rank not in comm.client_ranks:
-        return torch.device("cpu")
-    device = torch.device("cuda", local_rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
+    return place(config, comm)
+
+
+def place(config: Config, comm: Comm) -> Placement:
+    """Choose this rank's GPU, or none, and make it the current one before anything else touches CUDA.
+
+    So no rank leaves a context on GPU 0. Collective; raises UserError, agreed.
+    """
+    host, cores = socket.gethostname(), allowed_cores()
+    visible = torch.cuda.device_count() if config.device != "cpu" and torch.cuda.is_available() else 0
+    local_clients = [r for r in comm.local_ranks() if r in comm.client_ranks]
+    views = comm.collect([host, visible])
+    comm.agree(None if views is None else _check(config.device, [views[r] for r in comm.client_ranks]))
+    gpu = pick_gpu(comm.rank, local_clients, visible, config.server_gpu)
+    if gpu is None:
+        return Placement(comm.rank, host, config.threads, cores)
+    torch.cuda.set_device(gpu)
+    found = torch.cuda.get_device_properties(gpu)
+    return Placement(comm.rank, host, config.threads, cores, gpu, found.name, str(found.uuid))
+
+
+def pick_gpu(rank: int, local_clients: Sequence[int], visible: int, server_gpu: bool) -> int | None:
+    """The GPU of a rank: client ranks of a host take the visible ones in turn.
+
+    local_clients: the client ranks on this rank's host, ascending. The server stays on the CPU, where it
+    divides what arrived over MPI, unless asked: then it takes the first GPU that no client rank has, or
+    shares. What CUDA_VISIBLE_DEVICES says, in whichever form, is CUDA's to read.
+    """
+    if not visible:
+        return None
+    if rank in local_clients:
+        return local_clients.index(rank) % visible
+    return len(local_clients) % visible if server_gpu else None
+
+
+def _check(device: str, views: Sequence[tuple[str, int]]) -> UserError | None:
+    """What is wrong with the client ranks' [host, visible GPUs], or None."""
+    without = sorted({host for host, visible in views if not visible})
+    having = sorted({host for host, visible in views if visible})
+    if device == "cuda" and without:
+        return UserError(
+            f"--device cuda, but torch sees no GPU on {', '.join(without)}; ask the scheduler for some "
+            "(python -m fedproc_mpi.doctor shows what is seen), or --device cpu"
+        )
+    if having and without:
+        return UserError(
+            f"torch sees GPUs on {', '.join(having)}, none on {', '.join(without)}: the result would depend "
+            "on which rank trains which client; give every host GPUs, or --device cpu"
+        )
+    return None
 
 
 def autocast(config: Config, device: torch.device) -> AbstractContextManager[object]:
@@ -36,10 +109,24 @@ def autocast(config: Config, device: torch.device) -> AbstractContextManager[obj
     return nullcontext()
 
 
-def idle_cores(config: Config, comm: Comm) -> str:
-    """A remark where cores lie idle, or ''. Threads are never derived from the machine (law 1)."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    used = len(comm.client_ranks) * config.threads
-    if used >= cores or comm.name != "serial":
-        return ""
-    return f"{cores - used} of {cores} cores lie idle: mpirun -n {cores + 1} gives the same result sooner"
+def allowed_cores() -> int:
+    """The cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def remarks(placements: Sequence[Placement], clients: range) -> list[str]:
+    """What a user should know of where the ranks run: idle cores, GPUs of several kinds.
+
+    Threads are never derived from the machine (law 1), so cores that lie idle are told.
+    """
+    told = []
+    first = placements[0]
+    if len(placements) == 1 and first.gpu is None and first.threads < first.cores:
+        told.append(
+            f"{first.cores - first.threads} of {first.cores} cores lie idle: "
+            f"mpirun -n {first.cores + 1} gives the same result sooner"
+        )
+    kinds = sorted({placements[r].gpu_name for r in clients})
+    if len(kinds) > 1:
+        told.append(f"GPUs of several kinds ({', '.join(kinds)}): another assignment may round otherwise")
+    return told

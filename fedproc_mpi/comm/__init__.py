@@ -44,8 +44,14 @@ class Comm(ABC):
         """Rank 0's small JSON value on every rank."""
 
     @abstractmethod
-    def local_rank(self) -> int:
-        """This rank's number among those that share its memory (its host)."""
+    def local_ranks(self) -> list[int]:
+        """The ranks that share this one's memory (its host), ascending, itself included.
+
+        From MPI and not from launcher variables: mpirun inside Slurm sets two families of them.
+        """
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to end
+        """End what must be ended in order, before the interpreter goes. Collective."""
 
     @abstractmethod
     def abort(self, code: int) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from fedproc_mpi.comm import Comm
+from fedproc_mpi.comm.staging import Staging
 
 CHUNK_BYTES = 32 * 2**20  # keeps counts below 2^31 and host staging of GPU tensors bounded
 NAP_MIN, NAP_MAX = 20e-6, 4e-3  # seconds between two looks at a pending request
@@ -18,35 +20,42 @@ NAP_MIN, NAP_MAX = 20e-6, 4e-3  # seconds between two looks at a pending request
 class MpiComm(Comm):
     """Ranks of an MPI communicator, which is duplicated so that its messages are ours alone.
 
-    Construction is collective.
+    GPU tensors pass through pinned host memory, or with `cuda_aware` go to MPI as they are: set it only
+    after `cuda_probe` has shown that this MPI can read them. Construction is collective.
     """
 
     name = "mpi"
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm.Dup()
-        self._local_rank: int | None = None
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        self.cuda_aware = False
+        self._staging: Staging | None = None
 
     def broadcast(self, buffer: Tensor) -> None:
         self._sleep_until_all_are_here()
-        for chunk in _chunks(buffer):
-            host = chunk if chunk.device.type == "cpu" else chunk.cpu()
-            self._comm.Bcast(host.numpy(), root=0)
-            if host is not chunk and self.rank != 0:
-                chunk.copy_(host)
+        root = self.rank == 0
+        for part in self._parts(buffer, read=root, write=not root):
+            self._comm.Bcast(part, root=0)
 
     def reduce(self, buffer: Tensor) -> None:
         assert buffer.dtype == torch.float64
         self._sleep_until_all_are_here()
-        for chunk in _chunks(buffer):
-            host = chunk if chunk.device.type == "cpu" else chunk.cpu()
-            if self.rank == 0:
-                self._comm.Reduce(MPI.IN_PLACE, host.numpy(), op=MPI.SUM, root=0)
-                if host is not chunk:
-                    chunk.copy_(host)
-            else:
-                self._comm.Reduce(host.numpy(), None, op=MPI.SUM, root=0)
+        root = self.rank == 0
+        for part in self._parts(buffer, read=True, write=root):
+            self._comm.Reduce(MPI.IN_PLACE if root else part, part if root else None, op=MPI.SUM, root=0)
+
+    def _parts(self, buffer: Tensor, read: bool, write: bool) -> Iterator[Any]:
+        """The buffer in chunks that MPI can work on; read, write: what MPI does with them."""
+        chunks = split(buffer)
+        if buffer.device.type == "cpu":
+            yield from (chunk.numpy() for chunk in chunks)
+        elif self.cuda_aware:
+            torch.cuda.current_stream().synchronize()  # MPI knows nothing of streams
+            yield from chunks
+        else:
+            self._staging = self._staging or Staging(buffer.device, CHUNK_BYTES)
+            yield from (host.numpy() for host in self._staging.through(chunks, read, write))
 
     def collect(self, report: Any) -> list[Any] | None:
         message = np.frombuffer(json.dumps(report).encode(), dtype=np.uint8)
@@ -71,25 +80,30 @@ class MpiComm(Comm):
         self._comm.Bcast(message, root=0)
         return json.loads(message.tobytes())
 
-    def local_rank(self) -> int:
-        if self._local_rank is None:
-            node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
-            self._local_rank = node.Get_rank()
-            node.Free()
-        return self._local_rank
+    def local_ranks(self) -> list[int]:
+        node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
+        ranks = np.empty(node.Get_size(), dtype=np.int64)
+        node.Allgather(np.array([self.rank], dtype=np.int64), ranks)
+        node.Free()
+        return sorted(ranks.tolist())
 
     def abort(self, code: int) -> None:
         self._comm.Abort(code)
 
     def _sleep_until_all_are_here(self) -> None:
         """Blocking collectives spin; this barrier naps, so that a waiting rank leaves its core free."""
-        request = self._comm.Ibarrier()
-        nap = NAP_MIN
-        while not request.Test():
-            time.sleep(nap)
-            nap = min(2 * nap, NAP_MAX)
+        sleep_until_done(self._comm.Ibarrier())
 
 
-def _chunks(buffer: Tensor) -> tuple[Tensor, ...]:
+def sleep_until_done(request: MPI.Request) -> None:
+    """Wait for a request without burning the core."""
+    nap = NAP_MIN
+    while not request.Test():
+        time.sleep(nap)
+        nap = min(2 * nap, NAP_MAX)
+
+
+def split(buffer: Tensor) -> tuple[Tensor, ...]:
+    """Views of at most CHUNK_BYTES that together are the buffer."""
     assert buffer.is_contiguous()
     return buffer.view(-1).split(CHUNK_BYTES // buffer.element_size())

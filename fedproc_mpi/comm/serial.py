@@ -25,8 +25,8 @@ class SerialComm(Comm):
     def share(self, value: Any) -> Any:
         return value
 
-    def local_rank(self) -> int:
-        return 0
+    def local_ranks(self) -> list[int]:
+        return [0]
 
     def abort(self, code: int) -> None:
         os._exit(code)
