@@ -61,7 +61,8 @@ def _parse_together(argv: list[str], comm: "Comm") -> "Config | None":
 
         try:
             config = parse(argv)
-            if config.transport not in ("auto", comm.name):
+            started_as = ("auto", "mpi", "torch") if comm.name == "mpi" else ("auto", "serial", "torch")
+            if config.transport not in started_as:
                 raise UserError(f"--transport {config.transport}, but this was started as {comm.name}")
             flat = config.flat()
         except FedprocError as caught:
@@ -72,14 +73,7 @@ def _parse_together(argv: list[str], comm: "Comm") -> "Config | None":
     flat = comm.share(flat)
     if flat is None:
         return None
-    config = Config.create(**flat)
-    if comm.rank == 0:
-        from fedproc_mpi.devices import idle_cores
-
-        print(f"fedproc_mpi: {config.algorithm}, {comm.size} rank(s) over {comm.name}", flush=True)
-        if remark := idle_cores(config, comm):
-            print(f"fedproc_mpi: {remark}", flush=True)
-    return config
+    return Config.create(**flat)
 
 
 def _show(result: "Result") -> None:

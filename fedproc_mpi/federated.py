@@ -15,9 +15,17 @@ from fedproc_mpi.cohort import Speeds, assign, sample_cohort
 from fedproc_mpi.comm import Comm
 from fedproc_mpi.comm.serial import SerialComm
 from fedproc_mpi.config import Config
-from fedproc_mpi.errors import Stopped, TrainingFailed
+from fedproc_mpi.errors import FedprocError, Stopped, TrainingFailed
 from fedproc_mpi.parts import Parts
-from fedproc_mpi.records import Clock, Recorder, environment, open_run_dir, read_finished, round_line
+from fedproc_mpi.records import (
+    Clock,
+    Recorder,
+    environment,
+    open_run_dir,
+    read_finished,
+    round_line,
+    show_start,
+)
 from fedproc_mpi.sums import Diverged, WeightedSums
 
 
@@ -147,8 +155,15 @@ def run(config: Config, comm: Comm | None = None) -> Result | None:
     """
     comm = comm or SerialComm()
     federation = Federation(config, comm)
-    with _stopping_by_signal(federation):
-        return _run(federation)
+    try:
+        with _stopping_by_signal(federation):
+            result = _run(federation)
+    except FedprocError as error:
+        if error.agreed:  # all ranks are here; after any other error the job is aborted as it stands
+            federation.comm.close()
+        raise
+    federation.comm.close()
+    return result
 
 
 def _run(federation: Federation) -> Result | None:
@@ -156,7 +171,10 @@ def _run(federation: Federation) -> Result | None:
     run_dir, first_round, finished = _open(federation)
     if finished:
         return Result(run_dir, *read_finished(run_dir)) if comm.rank == 0 else None
-    recorder = Recorder(run_dir, federation.config, first_round) if comm.rank == 0 else None
+    recorder = None
+    if federation.placements is not None:
+        show_start(federation.config, comm, federation.placements)
+        recorder = Recorder(run_dir, federation.config, first_round)
     federation.start(first_round)
     cpu, wall = time.process_time(), time.perf_counter()
     federation.rounds(first_round, recorder)
@@ -197,7 +215,8 @@ def _open(federation: Federation) -> tuple[Path, int, bool]:
 
     def on_rank_0() -> None:
         if comm.rank == 0:
-            facts = environment(comm.name, comm.size)
+            assert federation.placements is not None
+            facts = environment(comm.name, federation.placements)
             run_dir, finished = open_run_dir(config, federation.shards, facts)
             first = checkpoint.load(run_dir, federation.state) if config.resume and not finished else 0
             kept = checkpoint.kept_versions(run_dir) if first else []

@@ -1,5 +1,6 @@
 """What a rank holds during a run, built and checked from the config; evaluation; what a run leaves."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from fedproc_mpi.client import Trainer
 from fedproc_mpi.client_state import NONE, ClientState, ClientStates
 from fedproc_mpi.cohort import assign, cohort_size
 from fedproc_mpi.comm import Comm
+from fedproc_mpi.comm.transport import connect_transport
 from fedproc_mpi.config import DIGITS_SHARDS, Config
 from fedproc_mpi.data import Batches, Clients
 from fedproc_mpi.errors import FedprocError, UserError
@@ -28,9 +30,17 @@ class Parts:
 
     def __init__(self, config: Config, comm: Comm) -> None:
         """Collective. Raises UserError, agreed, when anything is wrong on any rank."""
-        self.config, self.comm = config, comm
+        self.comm = comm
+        placement = devices.set_up(config, comm)
+        self.device = placement.device
+        reports = comm.collect(dataclasses.asdict(placement))
+        self.placements = None if reports is None else [devices.Placement(**report) for report in reports]
+        kind = None if self.placements is None else self.placements[comm.client_ranks[0]].device.type
+        # What `auto` found becomes part of the record: going on elsewhere would give another result.
+        self.config = dataclasses.replace(config, device=comm.share(kind))
         self.on_every_rank(self._make_digits)
         self.on_every_rank(self._build)
+        self.comm = connect_transport(comm, config.transport, config.cuda_aware, placement, self.placements)
 
     def on_every_rank(self, step: Callable[[], None]) -> None:
         """Run a local step; if it fails on any rank, all raise the same error."""
@@ -59,7 +69,6 @@ class Parts:
                 f"--sample-rate {config.sample_rate} of {shards.num_clients} clients draws none; "
                 f"at least {1 / shards.num_clients:g}"
             )
-        self.device = devices.set_up(config, comm)
         share, shares = _share(comm)
         for client in range(share, shards.num_clients, shares) if share is not None else ():
             shards.verify_client(client)

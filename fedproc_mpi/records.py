@@ -7,13 +7,15 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fedproc_mpi.comm import Comm
 from fedproc_mpi.config import Config, flag, read_json
+from fedproc_mpi.devices import Placement, remarks
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.shards import Shards
 
@@ -82,7 +84,15 @@ def _differences(run_dir: Path, config: Config, fingerprint: str) -> str:
     return "; ".join(words)
 
 
-def environment(comm_name: str, ranks: int) -> dict[str, Any]:
+def show_start(config: Config, comm: Comm, placements: Sequence[Placement]) -> None:
+    """What runs where: one line a rank, and what to know of it."""
+    told = [f"{config.algorithm}, {comm.size} rank(s) over {comm.name}"]
+    told += [placement.line() for placement in placements]
+    told += remarks(placements, comm.client_ranks)
+    print("\n".join(f"fedproc_mpi: {line}" for line in told), flush=True)
+
+
+def environment(comm_name: str, placements: Sequence[Placement]) -> dict[str, Any]:
     """Versions of what can change the last bits, and how the run was started."""
     from importlib.metadata import PackageNotFoundError, version
 
@@ -90,13 +100,18 @@ def environment(comm_name: str, ranks: int) -> dict[str, Any]:
         package = version("fedproc_mpi")
     except PackageNotFoundError:
         package = "not installed"
-    found = {"fedproc_mpi": package, "python": platform.python_version(), "torch": torch.__version__}
+    found: dict[str, Any] = {
+        "fedproc_mpi": package,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
     if "mpi4py.MPI" in sys.modules:
         mpi = sys.modules["mpi4py.MPI"]
         found["mpi4py"] = version("mpi4py")
         found["mpi"] = mpi.Get_library_version().split("\n")[0].split(",")[0].strip("\0 ")
     cpu = torch.backends.cpu.get_cpu_capability()
-    return {**found, "cpu": f"{platform.machine()} {cpu}", "transport": comm_name, "ranks": ranks}
+    found |= {"cpu": f"{platform.machine()} {cpu}", "transport": comm_name, "ranks": len(placements)}
+    return {**found, "placements": [dataclasses.asdict(placement) for placement in placements]}
 
 
 class Recorder:

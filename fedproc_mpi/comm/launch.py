@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 # What a launcher's *step* sets; SLURM_NTASKS is not here, since a plain batch shell has it too.
 SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "MPI_LOCALNRANKS")
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+# What launchers put into the environment of a task; a child that is to be no task must not see it.
+LAUNCHER_PREFIXES = ("OMPI_COMM_", "OMPI_MCA_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "MPI_", "HYDRA_", "HYDI_")
 
 
 def launched_tasks() -> dict[str, int]:
