@@ -160,9 +160,9 @@ def run(config: Config, comm: Comm | None = None) -> Result | None:
             result = _run(federation)
     except FedprocError as error:
         if error.agreed:  # all ranks are here; after any other error the job is aborted as it stands
-            federation.comm.close()
+            federation.close()
         raise
-    federation.comm.close()
+    federation.close()
     return result
 
 

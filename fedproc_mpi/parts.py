@@ -30,7 +30,7 @@ class Parts:
 
     def __init__(self, config: Config, comm: Comm) -> None:
         """Collective. Raises UserError, agreed, when anything is wrong on any rank."""
-        self.comm = comm
+        self.comm = self._given_comm = comm
         placement = devices.set_up(config, comm)
         self.device = placement.device
         reports = comm.collect(dataclasses.asdict(placement))
@@ -41,6 +41,11 @@ class Parts:
         self.on_every_rank(self._make_digits)
         self.on_every_rank(self._build)
         self.comm = connect_transport(comm, config.transport, config.cuda_aware, placement, self.placements)
+
+    def close(self) -> None:
+        """End the transport that was made for this run. Collective."""
+        if self.comm is not self._given_comm:
+            self.comm.close()
 
     def on_every_rank(self, step: Callable[[], None]) -> None:
         """Run a local step; if it fails on any rank, all raise the same error."""

@@ -29,13 +29,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     serial one, and those that need several ranks are left to `test_under_mpirun.py`."""
     left_out = []
     for item in items:
-        mark = item.get_closest_marker("mpi")
+        marks = list(item.iter_markers("mpi"))
         if config.getoption("--with-mpi", default=False):
             if item.get_closest_marker("launches"):
                 left_out.append(item)
-        elif mark and mark.kwargs:
+        elif any(mark.kwargs for mark in marks):
             left_out.append(item)
-        elif mark:
+        elif marks:
             item.own_markers[:] = [m for m in item.own_markers if m.name != "skip"]  # pytest-mpi's
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=left_out)

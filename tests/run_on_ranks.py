@@ -1,4 +1,7 @@
-"""mpirun -n N python run_on_ranks.py SHARDS OUT SIZE…: every case of test_algorithms on SIZE ranks each."""
+"""mpirun -n N python run_on_ranks.py SHARDS OUT PART…: every case of test_algorithms on each PART.
+
+A part is a number of ranks and a transport: 3-mpi.
+"""
 
 import json
 import sys
@@ -10,18 +13,20 @@ from fedproc_mpi import Config, run
 from fedproc_mpi.comm.mpi import MpiComm
 from tests.test_algorithms import CASES, SMALL
 
-shards, out, *sizes = sys.argv[1:]
+shards, out, *wanted = sys.argv[1:]
 world = MpiComm(MPI.COMM_WORLD)
-for size in map(int, sizes):
+for label in wanted:
+    size, transport = int(label.split("-")[0]), label.split("-")[1]
     part = MPI.COMM_WORLD.Split(world.rank < size, world.rank)
     found = {}
     if world.rank < size:
         comm = MpiComm(part)
         for name, options in CASES.items():
-            run_dir = str(Path(out) / f"{name}-{size}")
-            result = run(Config.create(shards=shards, run_dir=run_dir, **{**SMALL, **options}), comm)
+            run_dir = str(Path(out) / f"{name}-{label}")
+            case = {**SMALL, **options, "transport": transport}
+            result = run(Config.create(shards=shards, run_dir=run_dir, **case), comm)
             if result is not None:
                 found[name] = [result.summary["model_sha256"], result.summary["final_accuracy"]]
     if world.rank == 0:
-        (Path(out) / f"hashes-{size}.json").write_text(json.dumps(found))
+        (Path(out) / f"hashes-{label}.json").write_text(json.dumps(found))
     world.collect(None)  # ranks outside the part sleep here

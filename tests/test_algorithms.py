@@ -276,29 +276,32 @@ def test_scaffolds_c_is_the_mean_of_the_c_i_after_full_participation(shards: Pat
     torch.testing.assert_close(control, torch.stack(kept).mean(0), atol=1e-6, rtol=1e-5)
 
 
+PARTS = ("3-mpi", "5-mpi", "4-torch")
+
+
 @pytest.mark.launches
-def test_the_same_hash_on_every_number_of_ranks(shards: Path, tmp_path: Path) -> None:
+def test_the_same_hash_on_every_number_of_ranks_and_transport(shards: Path, tmp_path: Path) -> None:
     """Every algorithm with sampling, a BatchNorm model, two kinds of personal models, excluded clients."""
     script = str(ROOT / "tests" / "run_on_ranks.py")
-    done = call([script, str(shards), str(tmp_path), "3", "5"], tmp_path, ranks=5, timeout=300)
+    done = call([script, str(shards), str(tmp_path), *PARTS], tmp_path, ranks=5, timeout=300)
     assert done.returncode == 0, done.stderr
-    on_ranks = [json.loads((tmp_path / f"hashes-{n}.json").read_text()) for n in (3, 5)]
+    on_ranks = [json.loads((tmp_path / f"hashes-{part}.json").read_text()) for part in PARTS]
     for name, options in CASES.items():
         config = {**SMALL, **options}
-        result = run(Config.create(shards=str(shards), run_dir=str(tmp_path / f"{name}-1"), **config))
+        result = run(Config.create(shards=str(shards), run_dir=str(tmp_path / f"{name}-alone"), **config))
         assert result is not None
         expected = [result.summary["model_sha256"], result.summary["final_accuracy"]]
-        assert [found[name] for found in on_ranks] == [expected, expected], name
+        assert [found[name] for found in on_ranks] == [expected] * len(PARTS), name
     lines = [
         [json.loads(text) for text in (tmp_path / f"excluded-{n}" / "metrics.jsonl").read_text().splitlines()]
-        for n in (1, 3, 5)
+        for n in ("alone", *PARTS)
     ]
     assert [[k for k, _ in line.get("excluded", [])] for line in lines[0]] == [[], [0, 2], []]
     for other in lines[1:]:
         for mine, theirs in zip(lines[0], other, strict=True):
             for key in set(mine) - {"seconds", "round_seconds"}:
                 assert mine[key] == theirs[key], key
-    hash_is_over_the_clients_models(tmp_path / "fedproto-two-kinds-5")
+    hash_is_over_the_clients_models(tmp_path / "fedproto-two-kinds-5-mpi")
 
 
 def hash_is_over_the_clients_models(run_dir: Path) -> None:

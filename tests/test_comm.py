@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,16 +13,21 @@ from fedproc_mpi.comm.serial import SerialComm
 from fedproc_mpi.errors import TrainingFailed, UserError
 
 
-@pytest.fixture
-def comm(request: pytest.FixtureRequest) -> Comm:
-    """The world under --with-mpi, else serial."""
+@pytest.fixture(params=["mpi", pytest.param("torch", marks=pytest.mark.mpi(min_size=2))])
+def comm(request: pytest.FixtureRequest) -> Iterator[Comm]:
+    """The world under --with-mpi, once with the client ranks joined by gloo; else serial."""
     if not request.config.getoption("--with-mpi"):
-        return SerialComm()
+        yield SerialComm()
+        return
     from mpi4py import MPI
 
     from fedproc_mpi.comm.mpi import MpiComm
+    from fedproc_mpi.comm.torchdist import TorchComm
 
-    return MpiComm(MPI.COMM_WORLD)
+    world = MpiComm(MPI.COMM_WORLD)
+    comm = world if request.param == "mpi" else TorchComm(world, "gloo", torch.device("cpu"))
+    yield comm
+    comm.close()
 
 
 def every_rank(comm: Comm, good: bool) -> None:

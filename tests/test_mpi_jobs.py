@@ -90,9 +90,12 @@ class Failing(FedAvg):
 """
 
 
-def test_a_failing_rank_ends_the_job_with_its_error_shown_once(shards: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["mpi", "torch"])
+def test_a_failing_rank_ends_the_job_with_its_error_shown_once(
+    shards: Path, tmp_path: Path, transport: str
+) -> None:
     (tmp_path / "failing.py").write_text(FAILING)
-    flags = ["--algorithm", "failing.py", "--shards", str(shards), *QUICK]
+    flags = ["--algorithm", "failing.py", "--shards", str(shards), *QUICK, "--transport", transport]
     done = call(["-m", "fedproc_mpi", *flags], tmp_path, ranks=4, timeout=60)
     ended = time.time()
     assert done.returncode not in (0, 2, 3, 75)
@@ -114,6 +117,8 @@ def test_wrong_input_is_one_line_and_exit_2(shards: Path, tmp_path: Path, ranks:
         ("--shards", str(shards), "--sample-rate", "0.01"): "draws none",
         ("--roundz", "3"): "did you mean --rounds",
         ("--transport", "serial" if ranks else "mpi"): "--transport",
+        ("--device", "cuda", "--shards", str(shards)): "torch sees no GPU on",
+        **({} if ranks else {("--transport", "torch", "--shards", str(shards)): "mpirun -n 2, or more"}),
     }
     processes = [start(["-m", "fedproc_mpi", *flags], tmp_path, ranks) for flags in cases]
     for process, words in zip(processes, cases.values(), strict=True):
@@ -124,6 +129,23 @@ def test_wrong_input_is_one_line_and_exit_2(shards: Path, tmp_path: Path, ranks:
         assert words in ours[0]
         assert "Traceback" not in done.stderr
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_over_torch_a_run_from_the_command_line_leaves_in_order(shards: Path, tmp_path: Path) -> None:
+    """gloo here, NCCL on GPUs: the same hash as alone; exit 3 when training fails; nothing hangs."""
+    flags = ["--shards", str(shards), *QUICK]
+    alone = call(["-m", "fedproc_mpi", *flags, "--run-dir", "alone"], tmp_path)
+    assert alone.returncode == 0, alone.stderr
+    over = ["-m", "fedproc_mpi", "--transport", "torch", *flags]
+    done = call([*over, "--run-dir", "torch"], tmp_path, ranks=3)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "3 rank(s) over torch" in done.stdout
+    summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("alone", "torch")]
+    assert summaries[0]["model_sha256"] == summaries[1]["model_sha256"]
+    assert summaries[1]["transport"] == "torch"
+    diverged = call([*over, "--lr", "1e30"], tmp_path, ranks=3)
+    assert diverged.returncode == 3, diverged.stderr
 
 
 @pytest.mark.skipif(os.geteuid() == 0 and not Path("/proc/self").exists(), reason="needs /proc")
