@@ -1,6 +1,7 @@
 """Atomic save and resume. A rename is the only commit; the previous checkpoint is kept until the next."""
 
 import os
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,17 @@ def save_atomically(value: Any, path: Path) -> None:
         ) from error
 
 
+def read_checked(path: Path) -> Any:
+    """torch.load of what torch.save wrote, on the CPU; any exception where a bit of it has changed.
+
+    The archive holds a CRC-32 of each tensor, at which torch.load does not look.
+    """
+    with zipfile.ZipFile(path) as archive:
+        if damaged := archive.testzip():
+            raise ValueError(f"{damaged} has changed")
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
 def stage(run_dir: Path, state: State, next_round: int, versions: Sequence[int] = ()) -> None:
     """Write the server's state at the start of round `next_round`, not yet as the checkpoint.
 
@@ -62,7 +74,7 @@ def load(run_dir: Path, state: State) -> int:
         if not (run_dir / name).exists():
             continue
         try:
-            saved = torch.load(run_dir / name, map_location="cpu", weights_only=True)
+            saved = read_checked(run_dir / name)
             for key, tensor in state.tensors().items():
                 tensor.copy_(saved["state"][key])
             if broken:
@@ -80,7 +92,7 @@ def kept_versions(run_dir: Path) -> list[list[int]]:
     found = []
     for name in (NAME, PREVIOUS):
         try:
-            saved = torch.load(run_dir / name, map_location="cpu", weights_only=True, mmap=True)
+            saved = read_checked(run_dir / name)
             found.append([int(version) for version in saved["client_versions"]])
         except Exception:  # missing, or damaged in any way: it names nothing that could be used
             continue

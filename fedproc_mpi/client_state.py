@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedproc_mpi.checkpoint import read_checked
 from fedproc_mpi.errors import UserError
 
 ClientState = dict[str, Tensor]
@@ -129,8 +130,8 @@ def read_state(run_dir: Path, client: int, version: int) -> ClientState:
     """What a client kept after round `version`, on the CPU. UserError when the file cannot be read."""
     path = state_path(run_dir, client, version)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file can fail in any way inside torch.load
+        return read_checked(path)
+    except Exception as error:  # a damaged file can fail in any way
         raise UserError(f"{path}: client {client}'s state cannot be read: {type(error).__name__}") from error
 
 

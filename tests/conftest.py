@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -118,6 +119,17 @@ def kill_tree(pid: int) -> None:
             os.kill(member, signal.SIGKILL)
         except ProcessLookupError:
             continue
+
+
+def with_one_bit_changed(path: Path) -> bytes:
+    """What torch.save wrote, with one bit of its largest tensor changed."""
+    with zipfile.ZipFile(path) as archive:
+        tensors = [info for info in archive.infolist() if "/data/" in info.filename]
+        largest = max(tensors, key=lambda info: info.file_size)
+        values = archive.read(largest)
+    content = bytearray(path.read_bytes())
+    content[content.index(values) + len(values) // 2] ^= 1
+    return bytes(content)
 
 
 def wait_for(condition: "object", seconds: float = 60) -> None:

@@ -14,7 +14,7 @@ from fedproc_mpi.checkpoint import NAME, PREVIOUS, kept_versions
 from fedproc_mpi.client_state import ClientState, ClientStates, state_path
 from fedproc_mpi.evaluation import accuracies, add_counts, worst_decile
 from fedproc_mpi.shards import Shards
-from tests.conftest import call, finish, kill_tree, start, wait_for
+from tests.conftest import call, finish, kill_tree, start, wait_for, with_one_bit_changed
 from tests.test_algorithms import POISON, SMALL
 
 CPU = torch.device("cpu")
@@ -86,9 +86,11 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     states.save(1, 0, numbered(1))
     states.advance([1], 0)
     path = state_path(tmp_path, 1, 0)
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(UserError, match=r"client00001_round00000.pt: client 1's state cannot be read"):
-        states.load(1)
+    whole = path.read_bytes()
+    for damaged in (whole[:100], with_one_bit_changed(path)):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"client00001_round00000.pt: client 1's state cannot be read"):
+            states.load(1)
 
 
 SCAFFOLD = ["--algorithm", "scaffold", "--rounds", "24", "--local-epochs", "1", "--sample-rate", "0.6"]

@@ -61,4 +61,7 @@ def test_values_of_the_papers(name, rounds, rate, moon, fedprox):
     assert "mu" not in fedproc
     assert merge_presets([name], "moon", algorithms.names())["mu"] == moon
     assert merge_presets([name], "fedprox", algorithms.names())["mu"] == fedprox
+    solo = merge_presets([name], "solo", algorithms.names())
+    assert solo["rounds"] * solo["local_epochs"] == 300  # each client's epochs, MOON section 4.1
+    assert solo["sample_rate"] == 1.0
     assert isinstance(Config.create(**fedproc), Config)

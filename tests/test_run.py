@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from fedproc_mpi import Config, Stopped, TrainingFailed, UserError, checkpoint, 
 from fedproc_mpi.federated import Federation, Result
 from fedproc_mpi.flat import Entry, State
 from fedproc_mpi.shards import Shards
+from tests.conftest import with_one_bit_changed
 
 QUICK = {"rounds": 4, "local_epochs": 1, "batch_size": 32}
 
@@ -109,12 +111,13 @@ def test_killed_and_resumed_gives_the_same_hash(
     assert [line["accuracy"] for line in lines] == [line["accuracy"] for line in finished.metrics]
 
 
+@pytest.mark.parametrize("damage", [lambda path: b"broken", with_one_bit_changed])
 def test_resume_from_the_previous_checkpoint_when_the_newest_is_damaged(
-    finished: Result, shards: Path, tmp_path: Path
+    finished: Result, shards: Path, tmp_path: Path, damage: Callable[[Path], bytes]
 ) -> None:
     run_dir = Path(shutil.copytree(finished.run_dir, tmp_path / "run"))
     (run_dir / "summary.json").unlink()
-    (run_dir / "checkpoint.pt").write_bytes(b"broken")
+    (run_dir / "checkpoint.pt").write_bytes(damage(run_dir / "checkpoint.pt"))
     resumed = run_once(shards, run_dir, resume=True)
     assert resumed.summary["resumed_at_round"] == 3
     assert resumed.summary["model_sha256"] == finished.summary["model_sha256"]
