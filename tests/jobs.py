@@ -24,7 +24,7 @@ CONFIGS = {
         "absent_class": "zeros",
         "sample_rate": 0.4,
     },
-    "batchnorm": {"algorithm": "fedavg", "model": "tests.models_for_tests:WithBatchNorm"},
+    "batchnorm": {"algorithm": "fedavg", "model": "tests.small_models:WithBatchNorm"},
 }
 
 
