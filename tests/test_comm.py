@@ -1,5 +1,7 @@
 """The transport itself. Alone (serial), and under `mpirun -n N python -m mpi4py -m pytest --with-mpi`."""
 
+import contextlib
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -109,3 +111,29 @@ def test_a_run_over_this_transport_equals_a_serial_one(comm: Comm, shards: Path,
         together is not None and hashes is not None and set(hashes) == {together.summary["model_sha256"]}
     )
     every_rank(comm, good)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_of_several_hosts_meet_at_rank_0s_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if each rank had a host of its own; and an address that leads nowhere is one error on all ranks."""
+    from mpi4py import MPI
+
+    from fedproc_mpi.comm import torchdist
+    from fedproc_mpi.comm.mpi import MpiComm
+
+    world = MpiComm(MPI.COMM_WORLD)
+    monkeypatch.setattr(torchdist.TorchComm, "local_ranks", lambda self: [self.rank])
+    with contextlib.suppress(OSError):
+        socket.gethostbyname(socket.gethostname())  # where this host's own name means nothing, no rank meets
+        comm = torchdist.TorchComm(world, "gloo", torch.device("cpu"))
+        sent = torch.full((3,), float(world.rank))
+        comm.broadcast(sent)
+        every_rank(world, torch.equal(sent, torch.zeros(3)))
+        comm.close()
+    monkeypatch.setattr(torchdist, "_own_addresses", lambda: ["nowhere.invalid"])
+    try:
+        torchdist.TorchComm(world, "gloo", torch.device("cpu"))
+        told = ""
+    except UserError as error:
+        told = str(error) if error.agreed else "not agreed"
+    every_rank(world, "cannot reach rank 0 at nowhere.invalid" in told and "--transport mpi" in told)

@@ -91,8 +91,9 @@ class TorchComm(MpiComm):
         for address in addresses:
             with suppress(OSError, RuntimeError):
                 # The store itself would knock for long, and complain at length.
-                socket.create_connection((address, port), timeout=KNOCK).close()
-                self._store = dist.TCPStore(address, port, is_master=False, timeout=MEET)
+                with socket.create_connection((address, port), timeout=KNOCK) as knock:
+                    found = knock.getpeername()[0]
+                self._store = dist.TCPStore(found, port, is_master=False, timeout=MEET)
                 return None
         return UserError(
             f"--transport torch: {socket.gethostname()} cannot reach rank 0 at {' or '.join(addresses)}, "
