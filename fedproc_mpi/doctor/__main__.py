@@ -18,8 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import IO, Any
 
-from fedproc_mpi.comm.launch import launcher_rank
-from fedproc_mpi.doctor.examine import QUIET
+from fedproc_mpi.doctor.examine import QUIET, is_first, launcher_rank
 from fedproc_mpi.doctor.findings import INSTALL, WRONG, Finding, brief, summary
 
 GRACE = 15.0  # seconds for the first task to speak, before another ends: mpirun then ends them all
@@ -36,9 +35,13 @@ all ranks, and a broadcast and a reduce are measured. Exit 0, or 1 when somethin
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a report; 0, 1 when something is wrong, 2 for a wrong flag."""
     _open_standard_files()
-    first = launcher_rank() == "0"
+    first = is_first()
+    unheard = io.StringIO()
     try:
-        with contextlib.nullcontext() if first else contextlib.redirect_stderr(None):
+        with contextlib.ExitStack() as stack:
+            if not first:
+                stack.enter_context(contextlib.redirect_stderr(unheard))
+                stack.enter_context(contextlib.redirect_stdout(unheard))
             options = _parser().parse_args(argv)
     except SystemExit as leaving:
         if not first and leaving.code:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from fedproc_mpi.comm.launch import launched_tasks, launcher_rank, mislaunched
+from fedproc_mpi.comm.launch import RANK_VARIABLES, launched_tasks
 from fedproc_mpi.doctor import findings as judge
 from fedproc_mpi.doctor.findings import OK, WRONG, Finding, Mpi, Rank
 from fedproc_mpi.errors import UserError
@@ -31,7 +31,20 @@ ALONE_SECONDS, TOGETHER_SECONDS = 90, 240  # for a step of one process, and for 
 QUIET = 3  # exit code of a task that leaves the word to the launcher's first
 VALUES = 25_000_000  # a broadcast of 100 MB of float32 and a reduce of 200 MB of float64
 MEASURE_SECONDS, REPEATS = 2.5, 50  # for each of the two, at most
+SMALL = 8  # the first pass takes this part of the buffer; a slow machine stays with it
 PATTERN = 4093  # values repeat after so many: exact in float32, and no divisor of a chunk
+
+
+def launcher_rank() -> str:
+    """This task's number as its launcher counts; "0" without one."""
+    return next((os.environ[k] for k in RANK_VARIABLES if k in os.environ), "0")
+
+
+def is_first() -> bool:
+    """Whether this task is the one that speaks, as far as the launcher's variables tell."""
+    return launcher_rank() == "0" and (
+        os.environ.get("SLURM_PROCID") == "0" or not judge.mpirun_inside_srun(os.environ)
+    )
 
 
 class Teller:
@@ -96,11 +109,10 @@ def examine(tell: Teller, transport: str, threads: int) -> None:
         size = MPI.COMM_WORLD.Get_size()
         if size > 1:
             tell.speaks = MPI.COMM_WORLD.Get_rank() == 0
-    problem = mislaunched(size if MPI else None)
-    if problem:
-        tell.tell(Finding(WRONG, "launch", *problem))
-        if not tell.speaks:
-            sys.exit(QUIET)
+    problems = judge.launch_findings(os.environ, launched_tasks(), size if MPI else None)
+    tell.tell(*problems)
+    if problems and size == 1 and not tell.speaks:
+        sys.exit(QUIET)
     tell.doing("meeting the other ranks", TOGETHER_SECONDS)
     versions = (("Python", platform.python_version()), ("torch", torch_said), ("MPI library", text.strip()))
     mine = Rank(
@@ -300,7 +312,7 @@ def transports(tell: Teller, MPI: Any, size: int, visible: list[int], transport:
 
 
 def measure(comm: "Comm", device: Any) -> list[Finding]:
-    """Seconds of broadcasts and reduces of a large buffer, its values checked. Collective.
+    """Broadcasts and reduces of a large buffer, timed, values checked; findings on rank 0. Collective.
 
     One buffer of 200 MB a rank. A time is that of the slowest rank, from a moment when all are there.
     """
@@ -317,32 +329,54 @@ def measure(comm: "Comm", device: Any) -> list[Finding]:
     except UserError as caught:
         return [Finding(WRONG, "speed", str(caught), "ask for more memory, or fewer ranks a host")]
     floats = doubles.view(torch.float32)[:VALUES]
-    factors = comm.size * (comm.size + 1) // 2
     found = []
-    for name, buffer, act, mine, after in (
-        ("broadcast", floats, comm.broadcast, 1 if comm.rank == 0 else 0, 1),
-        ("reduce", doubles, comm.reduce, comm.rank + 1, factors),
+    for name, whole, act, mine, after in (
+        ("broadcast", floats, comm.broadcast, int(comm.rank == 0), 1),
+        ("reduce", doubles, comm.reduce, comm.rank + 1, comm.size * (comm.size + 1) // 2),
     ):
-        seconds: list[float] = []
-        right, repeats = True, 1
-        while len(seconds) < repeats + 1:  # the first warms up, and tells how many there is time for
-            _fill(buffer, mine)
-            comm.share(None)
-            start = time.perf_counter()
-            act(buffer)
-            if buffer.device.type == "cuda":
-                torch.cuda.synchronize(buffer.device)
-            taken = time.perf_counter() - start
-            good = (name == "reduce" and comm.rank != 0) or _holds(buffer, after)
-            reports = comm.collect([taken, good])
-            if reports is not None:
-                seconds.append(max(t for t, _ in reports))
-                right &= all(g for _, g in reports)
-                repeats = max(1, min(REPEATS, int(MEASURE_SECONDS / seconds[0])))
-            seconds, repeats = comm.share([seconds, repeats])
+        # A small one first: it warms up, and tells how much of how large a buffer there is time for.
+        buffer = whole[: VALUES // SMALL]
+        first, right = _pass(comm, buffer, act, mine, after)
+        plan = [1, 1]
+        if first * SMALL <= MEASURE_SECONDS:
+            plan = [SMALL, min(REPEATS, int(MEASURE_SECONDS / max(first * SMALL, 1e-9)))]
+        elif first <= MEASURE_SECONDS:
+            plan = [1, int(MEASURE_SECONDS / first)]
+        parts, repeats = comm.share(plan)
+        buffer = whole[: VALUES // SMALL * parts]
+        seconds = []
+        for i in range(repeats):
+            last = i == repeats - 1
+            taken, good = _pass(comm, buffer, act, *((mine, after) if last else (None, None)))
+            seconds.append(taken)
+            right &= good
         nbytes = buffer.numel() * buffer.element_size()
-        found.append(judge.speed_finding(name, nbytes, seconds[1:], right, _over(comm)))
+        found.append(judge.speed_finding(name, nbytes, seconds, right, _over(comm)))
     return found
+
+
+def _pass(
+    comm: "Comm", buffer: Any, act: Callable[[Any], None], mine: int | None, after: int | None
+) -> tuple[float, bool]:
+    """One collective: the slowest rank's seconds, and whether values are right where they count; on rank 0.
+
+    mine: the ramp's factor before, after: where it counts afterwards; None: neither filled nor looked at.
+    """
+    import torch
+
+    if mine is not None:
+        _fill(buffer, mine)
+    comm.share(None)
+    start = time.perf_counter()
+    act(buffer)
+    if buffer.device.type == "cuda":
+        torch.cuda.synchronize(buffer.device)
+    taken = time.perf_counter() - start
+    counts = after is not None and (comm.rank == 0 or act == comm.broadcast)
+    reports = comm.collect([taken, _holds(buffer, after) if counts and after is not None else True])
+    if reports is None:
+        return taken, True
+    return max(t for t, _ in reports), all(good for _, good in reports)
 
 
 def _over(comm: "Comm") -> str:
@@ -371,8 +405,10 @@ def _holds(buffer: Any, factor: int) -> bool:
 def main() -> int:
     """Arguments: the pipe, transport, threads. Exit 0 when the examination went through."""
     fd, transport, threads = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    tell = Teller(fd, speaks=launcher_rank() == "0")
+    tell = Teller(fd, speaks=is_first())
     try:
+        if judge.mpirun_inside_srun(os.environ) and os.environ.get("SLURM_PROCID") != "0":
+            return QUIET  # one mpirun's ranks do for all
         examine(tell, transport, threads)
     except KeyboardInterrupt:
         return 130

@@ -158,6 +158,30 @@ def launcher_finding(env: Mapping[str, str], size: int, library: Mpi | None) -> 
     return Finding(OK, "launcher", said)
 
 
+def launch_findings(env: Mapping[str, str], tasks: Mapping[str, int], mpi_size: int | None) -> list[Finding]:
+    """Several tasks that would each run the whole job. tasks: of the launcher's variables, as
+    `launched_tasks`; mpi_size: what MPI says, None where mpi4py finds no library."""
+    found = []
+    if mpirun_inside_srun(env):
+        said = f"mpirun inside srun: {env['SLURM_STEP_NUM_TASKS']} mpiruns, each would run the whole job"
+        remedy = "mpirun in the batch script without srun; or srun --mpi=pmix (Open MPI), --mpi=pmi2 (MPICH)"
+        found.append(Finding(WRONG, "launch", said, remedy))
+    variable, size = max(tasks.items(), key=lambda item: item[1], default=("", 1))
+    if size > 1 and mpi_size in (None, 1):
+        what = "there is no MPI" if mpi_size is None else "MPI says this is rank 0 of 1"
+        said = f"{size} tasks were started ({variable}={size}), but {what}: each would run the whole job"
+        remedy = "use the mpirun of the library above, or srun --mpi=pmix (Open MPI), --mpi=pmi2 (MPICH)"
+        found.append(Finding(WRONG, "launch", said, remedy))
+    return found
+
+
+def mpirun_inside_srun(env: Mapping[str, str]) -> bool:
+    """`srun -n N mpirun …`. mpirun starts its own daemons by srun as well, but one a node."""
+    tasks, nodes = env.get("SLURM_STEP_NUM_TASKS", ""), env.get("SLURM_STEP_NUM_NODES", "")
+    by_mpirun = "OMPI_COMM_WORLD_RANK" in env or "MPI_LOCALRANKID" in env
+    return by_mpirun and tasks.isdigit() and nodes.isdigit() and int(tasks) > int(nodes)
+
+
 def trial_finding(code: int | None, output: str, seconds: float) -> Finding:
     """`mpirun -n 2` of a tiny program. code: None when it had to be killed after `seconds`."""
     sizes = re.findall(r"trial rank \d+ of (\d+)", output)
@@ -400,6 +424,7 @@ def speed_finding(name: str, nbytes: int, seconds: Sequence[float], right: bool,
         remedy = "do not run on this: try --transport mpi, another MPI or another network layer of it"
         return Finding(WRONG, name, f"values changed on the way over {over}", remedy)
     middle = sorted(seconds)[len(seconds) // 2]
+    repeats = f"median of {len(seconds)}" if len(seconds) > 1 else "once"
     speed = nbytes / middle / 1e9
-    said = f"{speed:.2f} GB/s over {over}: {nbytes / 1e6:.0f} MB in {middle:.3f} s, median of {len(seconds)}"
+    said = f"{speed:.2f} GB/s over {over}: {nbytes / 1e6:.0f} MB in {middle:.3f} s, {repeats}"
     return Finding(OK, name, said)
