@@ -18,10 +18,11 @@ import time
 from collections.abc import Sequence
 from typing import IO, Any
 
-from fedproc_mpi.doctor.examine import QUIET, is_first, launcher_rank
+from fedproc_mpi.doctor.examine import QUIET, is_first, launcher_rank, nvidia_devices
 from fedproc_mpi.doctor.findings import INSTALL, WRONG, Finding, brief, summary
 
 GRACE = 15.0  # seconds for the first task to speak, before another ends: mpirun then ends them all
+PROBE_SECONDS = 60.0
 REMEDIES = {
     "MPI start": "start with this library's mpirun, or srun --mpi=pmix (Open MPI), --mpi=pmi2 (MPICH)",
     "meeting the other ranks": "a rank ended or hangs, or hosts do not reach each other: see stderr",
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         said = f"rank {launcher_rank()} on {socket.gethostname()}: {problem.name}: {problem.said}"
         print(f"fedproc_mpi.doctor: {said}", file=sys.stderr, flush=True)
     elif code == QUIET:
-        time.sleep(GRACE)
+        time.sleep(GRACE + PROBE_SECONDS * bool(nvidia_devices()))  # the first tries the GPU before it speaks
     return int(code == QUIET or problem is not None or any(f.level == WRONG for f in found))
 
 

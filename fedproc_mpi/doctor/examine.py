@@ -8,7 +8,6 @@ import glob
 import json
 import os
 import platform
-import re
 import signal
 import socket
 import sys
@@ -52,11 +51,10 @@ class Teller:
 
     def __init__(self, fd: int, speaks: bool) -> None:
         self._pipe = os.fdopen(fd, "w")
-        self.speaks, self.step = speaks, "start"
+        self.speaks = speaks
 
     def doing(self, step: str, seconds: int = ALONE_SECONDS) -> None:
         """What comes next. Without an answer in time the system ends this process, stuck in C or not."""
-        self.step = step
         signal.alarm(seconds)
         self._write({"doing": step, "seconds": seconds})
 
@@ -94,14 +92,8 @@ def examine(tell: Teller, transport: str, threads: int) -> None:
     tell.check("HDF5", lambda: [hdf5(os.getcwd())])
     tell.check("Slurm", lambda: judge.slurm_findings(os.environ, len(own_cores())))
     tell.check("threads", lambda: [judge.threads_finding(os.environ, threads)])
-    tell.doing("torch", TOGETHER_SECONDS)  # many imports at once, on few cores, from a slow disk
-    gpus, torch_said, torch_error = look_at_torch()
-    if torch_error:
-        tell.tell(Finding(WRONG, "torch", torch_error, "pip install torch, in this environment"))
-    else:
-        tell.tell(Finding(OK, "torch", torch_said))
-    if gpus and MPI:
-        tell.check("CUDA-aware", cuda_aware)
+    if nvidia_devices() and MPI:
+        tell.check("CUDA-aware", cuda_aware)  # in a process of its own, so before MPI starts
     size = 1
     if launched and MPI:
         tell.doing("MPI start", TOGETHER_SECONDS)
@@ -113,6 +105,12 @@ def examine(tell: Teller, transport: str, threads: int) -> None:
     tell.tell(*problems)
     if problems and size == 1 and not tell.speaks:
         sys.exit(QUIET)
+    tell.doing("torch", TOGETHER_SECONDS)  # many imports at once, on few cores, from a slow disk
+    gpus, torch_said, torch_error = look_at_torch()
+    if torch_error:
+        tell.tell(Finding(WRONG, "torch", torch_error, "pip install torch, in this environment"))
+    else:
+        tell.tell(Finding(OK, "torch", torch_said))
     tell.doing("meeting the other ranks", TOGETHER_SECONDS)
     versions = (("Python", platform.python_version()), ("torch", torch_said), ("MPI library", text.strip()))
     mine = Rank(
@@ -131,8 +129,7 @@ def examine(tell: Teller, transport: str, threads: int) -> None:
     tell.tell(*judge.difference_findings(ranks))
     if not any(r.torch_error for r in ranks):
         transports(tell, MPI, size, [r.gpus for r in ranks], transport, threads)
-    signal.alarm(TOGETHER_SECONDS)  # for MPI_Finalize
-    tell.step = "MPI end"
+    tell.doing("MPI end", TOGETHER_SECONDS)
 
 
 def import_mpi() -> tuple[Any, str]:
@@ -224,6 +221,11 @@ def look_at_torch() -> tuple[int, str, str]:
         return 0, "", f"cannot be imported: {type(error).__name__}: {judge.brief(str(error), 1)}"
 
 
+def nvidia_devices() -> int:
+    """GPUs by their device files, which are there even where torch sees none."""
+    return len(glob.glob("/dev/nvidia[0-9]*"))
+
+
 def cuda_aware() -> list[Finding]:
     """Hand GPU memory to MPI in a process of its own."""
     from fedproc_mpi.comm.cuda_probe import failure
@@ -256,7 +258,7 @@ def oversubscription_asked() -> bool:
                 pid = int(stat.read().rsplit(")", 1)[1].split()[1])
         except (OSError, ValueError, IndexError):
             break
-    return any(re.search(r"(?<!no)(oversubscribe|overload)(?!=0|=false)", w, re.IGNORECASE) for w in words)
+    return judge.asks_to_oversubscribe(words)
 
 
 def gather(MPI: Any, size: int, mine: Rank) -> list[Rank]:
@@ -290,8 +292,7 @@ def transports(tell: Teller, MPI: Any, size: int, visible: list[int], transport:
         return
     told = comm.share(comm.collect(asdict(placement)))
     placements = [Placement(**facts) for facts in told]
-    devices = len(glob.glob("/dev/nvidia[0-9]*"))
-    tell.tell(*judge.gpu_findings(placements, visible, comm.client_ranks, devices))
+    tell.tell(*judge.gpu_findings(placements, visible, comm.client_ranks, nvidia_devices()))
     verdict = judge.transport_finding(placements, comm.client_ranks, transport)
     tell.tell(verdict)
     if size == 1:

@@ -245,8 +245,10 @@ def slurm_findings(env: Mapping[str, str], cores: int) -> list[Finding]:
         parts.append(f"step {env.get('SLURM_STEP_ID', '?')} of {env['SLURM_STEP_NUM_TASKS']} task(s)")
     found = [Finding(OK, "Slurm", ", ".join(parts))]
     wanted = env.get("SLURM_CPUS_PER_TASK", "")
-    # In a step that has its cores, nothing is missing whatever the variables say.
-    missing = wanted.isdigit() and int(wanted) > 1 and not (step and cores >= int(wanted))
+    # Under mpirun, and in a step that has its cores, nothing is missing whatever the variables say.
+    by_mpirun = "OMPI_COMM_WORLD_SIZE" in env or "MPI_LOCALNRANKS" in env
+    has_cores = by_mpirun or (step and wanted.isdigit() and cores >= int(wanted))
+    missing = wanted.isdigit() and int(wanted) > 1 and not has_cores
     if missing and "SRUN_CPUS_PER_TASK" not in env:
         said = f"SLURM_CPUS_PER_TASK={wanted}, which srun does not inherit since 22.05: 1 core a task"
         remedy = f"export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK, or srun --cpus-per-task={wanted}"
@@ -287,6 +289,12 @@ def span(numbers: Iterable[int]) -> str:
         else:
             runs.append([n, n])
     return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def asks_to_oversubscribe(words: Iterable[str]) -> bool:
+    """Whether a launcher's settings (NAME=VALUE, or a command line) allow more ranks than cores."""
+    pattern = re.compile(r"(?<!no)(oversubscribe|overload)(?!=0|=false)", re.IGNORECASE)
+    return any(pattern.search(w) for w in words)
 
 
 def _plural(word: str, numbers: Sequence[int] | set[int]) -> str:
@@ -349,7 +357,7 @@ def difference_findings(ranks: Sequence[Rank]) -> list[Finding]:
     for name in dict.fromkeys(name for r in ranks for name, _ in r.versions):
         owners: dict[str, list[int]] = {}
         for r in ranks:
-            owners.setdefault(dict(r.versions).get(name, "none"), []).append(r.rank)
+            owners.setdefault(dict(r.versions).get(name) or "none", []).append(r.rank)
         if len(owners) > 1:
             said = "; ".join(f"{_plural('rank', who)}: {version}" for version, who in owners.items())
             found.append(

