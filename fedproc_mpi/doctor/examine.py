@@ -239,21 +239,22 @@ def own_cores() -> tuple[int, ...]:
 
 
 def oversubscription_asked() -> bool:
-    """Whether more ranks than cores were asked for, by this process's environment or its launcher's.
+    """Whether the launcher was asked for more ranks than cores.
 
     Open MPI's mpirun does not hand its own settings on, so its command line and environment are read, on
     the host where it runs; elsewhere it counts as not asked.
     """
-    words = [f"{k}={v}" for k, v in os.environ.items() if k.startswith(("OMPI_MCA_", "PRTE_MCA_"))]
-    words += ["oversubscribe"] * (os.environ.get("SLURM_OVERCOMMIT") == "1")
-    pid = os.getppid()
-    for _ in range(4):  # the watching process, perhaps a wrapper script, mpirun
+    if "OMPI_COMM_WORLD_SIZE" not in os.environ:
+        return os.environ.get("SLURM_OVERCOMMIT") == "1"
+    words = []
+    pid = os.getpid()
+    for _ in range(5):  # this process, the watching one, perhaps a wrapper script, mpirun
+        with suppress(OSError), open(f"/proc/{pid}/cmdline") as command:
+            words.append(command.read().replace("\0", " "))
+        with suppress(OSError), open(f"/proc/{pid}/environ") as environment:
+            found = environment.read().split("\0")
+            words += [e for e in found if e.startswith(("OMPI_MCA_", "PRTE_MCA_"))]
         try:
-            with open(f"/proc/{pid}/cmdline") as command, open(f"/proc/{pid}/environ") as environment:
-                words += [command.read().replace("\0", " ")]
-                words += [
-                    e for e in environment.read().split("\0") if e.startswith(("OMPI_MCA_", "PRTE_MCA_"))
-                ]
             with open(f"/proc/{pid}/stat") as stat:
                 pid = int(stat.read().rsplit(")", 1)[1].split()[1])
         except (OSError, ValueError, IndexError):

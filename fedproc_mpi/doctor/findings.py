@@ -93,8 +93,7 @@ def library_finding(error: str, text: str, loaded: Sequence[str]) -> Finding:
         return Finding(WRONG, "MPI library", "mpi4py is not installed", "pip install 'mpi4py>=4.1'")
     if error:
         return Finding(WRONG, "MPI library", f"mpi4py finds none: {brief(error)}", INSTALL)
-    where = f", {loaded[0]}" if loaded else ""
-    return Finding(OK, "MPI library", f"{parse_mpi(text) or brief(text, 1)}{where}")
+    return Finding(OK, "MPI library", ", ".join([str(parse_mpi(text) or brief(text, 1)), *loaded]))
 
 
 def mixed_finding(loaded: Iterable[str], host: str = "") -> Finding | None:
