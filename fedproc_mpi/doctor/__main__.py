@@ -24,6 +24,8 @@ from fedproc_mpi.doctor.findings import INSTALL, WRONG, Finding, brief, summary
 GRACE = 15.0  # seconds for the first task to speak, before another ends: mpirun then ends them all
 PROBE_SECONDS = 60.0
 REMEDIES = {
+    "MPI library": INSTALL,
+    "HDF5": "use another folder; does its file server answer?",
     "MPI start": "start with this library's mpirun, or srun --mpi=pmix (Open MPI), --mpi=pmi2 (MPICH)",
     "meeting the other ranks": "a rank ended or hangs, or hosts do not reach each other: see stderr",
     "torch": "install torch again, for this machine's processor",
@@ -103,7 +105,12 @@ def early_end(step: str, seconds: int, code: int, failed: str, words: str) -> Fi
         said = f"the process was ended by {signal.Signals(-code).name} ({words})"
     else:
         said = f"the process ended itself with {code} ({words})"
-    return Finding(WRONG, step, said, f"{REMEDIES.get(step, INSTALL)}; what follows was not looked at")
+    return Finding(
+        WRONG,
+        step,
+        said,
+        f"{REMEDIES.get(step, 'start it again; if it stays, tell us')}; what follows was not looked at",
+    )
 
 
 def _read(line: str) -> dict[str, Any]:
