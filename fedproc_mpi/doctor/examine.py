@@ -406,6 +406,8 @@ def _holds(buffer: Any, factor: int) -> bool:
 
 def main() -> int:
     """Arguments: the pipe, transport, threads. Exit 0 when the examination went through."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # may be inherited as ignored or blocked
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     fd, transport, threads = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     tell = Teller(fd, speaks=is_first())
     try:
