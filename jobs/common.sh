@@ -56,6 +56,7 @@ activate() {
 # fedproc_job FLAGS…: checks all that can be checked by one process, then starts the ranks.
 fedproc_job() {
     local plan word pid code=0 flags=()
+    trap 'exit 75' USR1 # the time is up before the ranks started
     [ -n "${SLURM_JOB_ID:-}" ] || fail "this is a job script: start it with sbatch"
     if [ -n "${SLURM_STEP_ID:-}" ]; then
         [ "${SLURM_PROCID:-0}" = 0 ] || exit 2

@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -79,10 +80,15 @@ def launcher() -> list[str]:
     library, tasks = mpi_library(), os.environ.get("SLURM_NTASKS", "1")
     open_mpi = "Open MPI" in library
     if names[0] == "srun":
-        kinds = [word.partition("=")[2] for word in words if word.startswith("--mpi=")]
-        offered = output(path, "--mpi=list")
-        if kinds and kinds[-1] not in offered.split():
-            fail(f"FEDPROC_LAUNCHER={' '.join(words)}: this Slurm offers {' '.join(offered.split()[4:])}")
+        given = [word.partition("=")[2] for word in words if word.startswith("--mpi=")]
+        default = re.search(r"^MpiDefault\s*= *(\S+)", output("scontrol", "show", "config"), re.M)
+        kind = (given or [os.environ.get("SLURM_MPI_TYPE") or (default[1] if default else "")])[-1]
+        _, _, offered = output(path, "--mpi=list").partition("are...")
+        if kind in ("none", "openmpi") or (given and kind not in offered.split()):
+            fail(
+                f"FEDPROC_LAUNCHER={' '.join(words)}: --mpi={kind} would make each task rank 0 of 1; this Slurm "
+                f"offers {' '.join(offered.split())}: --mpi=pmix for Open MPI, --mpi=pmi2 for MPICH, or mpirun"
+            )
         # Since 22.05 srun does not take --cpus-per-task from the job; without --export=ALL it takes
         # sbatch's --export; and one rank's failure has to end the others.
         cpus = os.environ.get("SLURM_CPUS_PER_TASK", "1")

@@ -4,6 +4,7 @@ A launcher that started N tasks while MPI sees one is the classic silent failure
 """
 
 import os
+import signal
 import sys
 import time
 from typing import TYPE_CHECKING, NoReturn
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 # What a launcher's *step* sets; SLURM_NTASKS is not here, since a plain batch shell has it too.
 SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "MPI_LOCALNRANKS")
-PATIENCE = 5.0  # seconds
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+PATIENCE = 5.0  # seconds that the silent tasks give to the one that speaks
 
 
 def launched_tasks() -> dict[str, int]:
@@ -76,8 +77,9 @@ def _refuse(message: str, speaks: bool) -> NoReturn:
     """End every task with exit 2, one line from one of them. Not collective: there is no MPI to agree by."""
     if speaks:
         print(f"fedproc_mpi: {message}", file=sys.stderr, flush=True)
-    else:
-        time.sleep(PATIENCE)  # the first to leave can make the launcher kill the one that speaks
+    else:  # the first to leave can make the launcher end the others, the speaker too
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(PATIENCE)
     raise SystemExit(UserError.exit_code)
 
 

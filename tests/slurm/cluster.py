@@ -8,10 +8,12 @@ import getpass
 import os
 import platform
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol")
@@ -44,7 +46,6 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=100000
-KillWait=5
 MinJobAge=600
 MpiDefault=none
 ReturnToService=2
@@ -91,6 +92,45 @@ class Cluster:
         self._spawn("slurmctld", "-D", "-f", str(self.conf))
         self._spawn("slurmd", "-D", "-f", str(self.conf))
         self._until(lambda: "idle" in self._sinfo(), "the node did not become idle")
+
+    def submit(self, *arguments: str, cwd: Path, env: Mapping[str, str]) -> str:
+        """sbatch; the job's number."""
+        command = ["sbatch", "--parsable", *arguments]
+        env = {**env, "SLURM_CONF": str(self.conf)}
+        done = subprocess.run(
+            command, cwd=cwd, env=env, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        return done.stdout.strip().split(";")[0]
+
+    def states(self, job: str) -> list[tuple[str, int]]:
+        """(state, exit code) of a job, or of each task of an array, in order."""
+        text = self._ask("scontrol", "--oneliner", "show", "job", job).stdout
+        tasks = []
+        for line in text.splitlines():
+            facts = dict(word.split("=", 1) for word in line.split() if "=" in word)
+            code, number = facts["ExitCode"].split(":")
+            index = int(facts.get("ArrayTaskId", "0")) if facts.get("ArrayTaskId", "0").isdigit() else -1
+            tasks.append((index, facts["JobState"], int(code) or -int(number)))
+        return [(state, code) for _, state, code in sorted(tasks)]
+
+    def signal_batch(self, job: str, name: str) -> None:
+        """What `#SBATCH --signal=B:NAME@…` sends near the end of the time."""
+        self._ask("scancel", "--batch", f"--signal={name}", job)
+
+    def wait(self, job: str, seconds: float) -> list[tuple[str, int]]:
+        """Until the job, or all of an array, has ended; its states. Too late: cancelled, AssertionError."""
+        end = time.monotonic() + seconds
+        going = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED")
+        while True:
+            states = self.states(job)
+            if not any(state in going for state, _ in states):
+                return states
+            if time.monotonic() > end:
+                self._ask("scancel", "--signal=KILL", "--full", job)
+                self._ask("scancel", job)
+                raise AssertionError(f"job {job} after {seconds} s: {states}")
+            time.sleep(0.2)
 
     def _sinfo(self) -> str:
         return self._ask("sinfo", "--noheader", "--format=%T").stdout
@@ -143,9 +183,7 @@ class Cluster:
 if __name__ == "__main__":
     cluster = Cluster(Path(sys.argv[1]).resolve())
     cluster.start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     print(f"export SLURM_CONF={cluster.conf}", flush=True)
-    try:
-        while True:
-            time.sleep(60)
-    except KeyboardInterrupt:
-        cluster.stop()
+    signal.sigwait({signal.SIGINT, signal.SIGTERM})
+    cluster.stop()
