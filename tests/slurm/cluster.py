@@ -118,6 +118,11 @@ class Cluster:
         """What `#SBATCH --signal=B:NAME@…` sends near the end of the time."""
         self._ask("scancel", "--batch", f"--signal={name}", job)
 
+    def cancel(self, job: str) -> None:
+        """scancel, at once."""
+        self._ask("scancel", "--signal=KILL", "--full", job)
+        self._ask("scancel", job)
+
     def wait(self, job: str, seconds: float) -> list[tuple[str, int]]:
         """Until the job, or all of an array, has ended; its states. Too late: cancelled, AssertionError."""
         end = time.monotonic() + seconds
@@ -127,8 +132,7 @@ class Cluster:
             if not any(state in going for state, _ in states):
                 return states
             if time.monotonic() > end:
-                self._ask("scancel", "--signal=KILL", "--full", job)
-                self._ask("scancel", job)
+                self.cancel(job)
                 raise AssertionError(f"job {job} after {seconds} s: {states}")
             time.sleep(0.2)
 

@@ -147,14 +147,19 @@ def test_an_interrupted_run_goes_on_when_submitted_again(checkout: Checkout) -> 
         return job, run_dir
 
     job, run_dir = running(3, 3)
-    twin = checkout.submit("--ntasks=3", *flags)
     checkout.slurm.signal_batch(job, "USR1")
     code, log = checkout.finish(job, 60)
     assert code == 75, log
     assert "the same sbatch command goes on" in log
     assert not (run_dir / "summary.json").exists()
-    code, log = checkout.finish(twin, 60)
-    assert "going on" in log or "is running this very config" in log
+    # another job, alive, that says it runs in this directory
+    other = checkout.submit("--output=/dev/null", "--wrap", "sleep 600")
+    (run_dir / "slurm_job").write_text(other + "\n")
+    wait_for(lambda: checkout.slurm.states(other)[0][0] == "RUNNING")
+    code, log = checkout.finish(checkout.submit(*flags), LIMIT)
+    assert code == 2
+    assert f"job {other} is running this very config" in told(log)
+    checkout.slurm.cancel(other)
 
     done = len((run_dir / "metrics.jsonl").read_text().splitlines())
     job, _ = running(2, done + 3)
