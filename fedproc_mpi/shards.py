@@ -245,7 +245,7 @@ def how_to_make(path: Path) -> str:
 
 
 def data_prep_words(path: Path) -> list[str]:
-    """The data_prep command for a file named SOURCE_mCLIENTS[_bBETA][_sSEED].h5, as the presets' are; or []."""
+    """data_prep's command for a file named SOURCE_mCLIENTS[_bBETA][_sSEED].h5, as the presets' are, or []."""
     name = re.fullmatch(rf"({SOURCES})_m([1-9]\d*)(?:_b([\d.]*\d))?(?:_s(\d+))?\.h5", path.name)
     if name is None:
         return []

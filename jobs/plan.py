@@ -87,7 +87,7 @@ def launcher() -> list[str]:
         if kind in ("none", "openmpi") or (given and kind not in offered.split()):
             fail(
                 f"FEDPROC_LAUNCHER={' '.join(words)}: --mpi={kind} would make each task rank 0 of 1; this "
-                f"Slurm offers {' '.join(offered.split())}: pmix is for Open MPI, pmi2 for MPICH, or use mpirun"
+                f"Slurm offers {' '.join(offered.split())}; pmix is for Open MPI, pmi2 for MPICH; or mpirun"
             )
         # Since 22.05 srun does not take --cpus-per-task from the job; without --export=ALL it takes
         # sbatch's --export; and one rank's failure has to end the others.

@@ -27,7 +27,7 @@ def summary(run_dir: Path) -> dict:
 def told(log: str) -> str:
     """The one line that is ours."""
     lines = [line for line in log.splitlines() if line.startswith(("fedproc job: ", "fedproc_mpi: "))]
-    said = [line for line in lines if not line.startswith("fedproc job: job ")]  # the start line
+    said = [line for line in lines if " tasks by " not in line]  # the start line
     assert len(said) == 1, log
     assert "Traceback" not in log
     return said[0]
