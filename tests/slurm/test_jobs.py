@@ -133,7 +133,7 @@ def test_table2_as_an_array_of_four(checkout: Checkout) -> None:
 
 def test_an_interrupted_run_goes_on_when_submitted_again(checkout: Checkout) -> None:
     """Stopped by the signal before the end of the time, then kill -9 of a rank, then to the end."""
-    flags = ["jobs/cifar10_m10.slurm", *SMALL, "--seed", "7", "--rounds", "60"]
+    flags = ["jobs/cifar10_m10.slurm", *SMALL, "--seed", "7", "--rounds", "40"]
 
     def running(tasks: int, rounds: int) -> tuple[str, Path]:
         job = checkout.submit(f"--ntasks={tasks}", *flags)
@@ -146,7 +146,7 @@ def test_an_interrupted_run_goes_on_when_submitted_again(checkout: Checkout) -> 
         (run_dir,) = checkout.folder.glob("runs/cifar10_m10-fedproc-s7-*")
         return job, run_dir
 
-    job, run_dir = running(3, 3)
+    job, run_dir = running(2, 3)
     checkout.slurm.signal_batch(job, "USR1")
     code, log = checkout.finish(job, 60)
     assert code == 75, log
@@ -162,12 +162,12 @@ def test_an_interrupted_run_goes_on_when_submitted_again(checkout: Checkout) -> 
     checkout.slurm.cancel(other)
 
     done = len((run_dir / "metrics.jsonl").read_text().splitlines())
-    job, _ = running(2, done + 3)
+    job, _ = running(3, done + 3)
     os.kill(ranks_of(run_dir)[-1], signal.SIGKILL)
     code, log = checkout.finish(job, 60)
     assert code != 0, log
 
-    code, log = checkout.finish(checkout.submit("--ntasks=4", *flags), 120)
+    code, log = checkout.finish(checkout.submit("--ntasks=2", *flags), 120)
     assert code == 0, log
     assert "holds this run, unfinished: going on" in log
     assert summary(run_dir)["resumed_at_round"] >= done + 2
