@@ -106,7 +106,15 @@ fedproc_job() {
 # stage FILE: a copy on each node's own disk, removed when the job ends; its path is in $staged.
 stage() {
     staged="$FEDPROC_STAGE_DIR/fedproc-$SLURM_JOB_ID-$(basename "$1")"
-    trap 'srun --mpi=none --ntasks="$SLURM_NNODES" --ntasks-per-node=1 rm -f "$staged"' EXIT
+    trap unstage EXIT
     say "copying $1 to $staged on $SLURM_NNODES node(s)"
-    sbcast --force "$1" "$staged" || fail "cannot copy $1 to $staged; set FEDPROC_STAGE_DIR to a folder on the nodes' disks"
+    sbcast --force "$1" "$staged" ||
+        fail "cannot copy $1 to $staged; set FEDPROC_STAGE_DIR to a folder on the nodes' disks"
+}
+
+# After scancel no step can start on the other nodes: there the site's cleaning of /tmp has to do it.
+unstage() {
+    rm -f "$staged"
+    [ "$SLURM_NNODES" = 1 ] ||
+        srun --mpi=none --ntasks="$SLURM_NNODES" --ntasks-per-node=1 rm -f "$staged" 2>/dev/null || true
 }

@@ -43,6 +43,7 @@ MISTAKES = {
     "missing_venv": ([], {"FEDPROC_VENV": "nowhere"}, "no Python environment in"),
     "no_conda": ([], {"FEDPROC_CONDA": "fed"}, "no conda on PATH"),
     "no_modules": ([], {"FEDPROC_MODULES": "openmpi"}, "module"),
+    "gpus_per_task": ([], {"SLURM_GPUS_PER_TASK": "1"}, "ask with --gpus-per-node"),
     "missing_shards": (["--shards", "shards/cifar10_m30.h5"], {}, "python -m data_prep cifar10 --clients 30"),
     "wrong_algorithm": (["--algorithm", "fedavgg"], {}, "did you mean fedavg"),
     "help": (["--help"], {}, "needs no job"),
