@@ -1,5 +1,6 @@
 """`python -m fedproc_mpi`: one job from the command line. See --help."""
 
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -29,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"fedproc_mpi: {error}{where}", file=sys.stderr, flush=True)
         if not error.agreed and comm.size > 1:
             comm.abort(error.exit_code)
+        if comm.size > 1:  # at the first rank's exit the launcher may end the others, who leave as well
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         return error.exit_code
     except Exception:
         print(f"fedproc_mpi: rank {comm.rank} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)

@@ -36,7 +36,7 @@ def open_run_dir(config: Config, shards: Shards, environment: Mapping[str, Any])
             if not config.resume:
                 state = "a finished run" if (path / SUMMARY).exists() else "an unfinished run"
                 raise UserError(f"{path} already holds {state}; add --resume to go on, or choose another")
-            if differing := _differences(path, config, fingerprint):
+            if differing := differences(path, config, fingerprint):
                 raise UserError(f"{path}: --resume with a config that differs: {differing}")
             return path, (path / SUMMARY).exists()
     else:
@@ -63,7 +63,7 @@ def _new_name(config: Config) -> Path:
 def _newest_unfinished(config: Config, fingerprint: str) -> Path | None:
     unfinished = [p.parent for p in TOP.glob(f"*/{CONFIG}") if not (p.parent / SUMMARY).exists()]
     unfinished.sort(key=lambda p: ((p / CONFIG).stat().st_mtime, p.name), reverse=True)
-    differing = {path: _differences(path, config, fingerprint) for path in unfinished}
+    differing = {path: differences(path, config, fingerprint) for path in unfinished}
     same = [path for path, difference in differing.items() if not difference]
     if unfinished and not same:
         newest = unfinished[0]
@@ -71,7 +71,7 @@ def _newest_unfinished(config: Config, fingerprint: str) -> Path | None:
     return same[0] if same else None
 
 
-def _differences(run_dir: Path, config: Config, fingerprint: str) -> str:
+def differences(run_dir: Path, config: Config, fingerprint: str) -> str:
     """The result fields in which a run's config differs, in words; '' where there is none."""
     old = read_json(run_dir / CONFIG)
     words = [

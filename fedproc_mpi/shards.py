@@ -235,13 +235,23 @@ class Shards:
 
 
 def how_to_make(path: Path) -> str:
-    """The data_prep command for a file named SOURCE_mCLIENTS[_bBETA][_sSEED].h5, as the presets' are."""
+    """How to make a shards file that is missing, in words."""
+    words = data_prep_words(path)
+    return (
+        f"make it with `{shlex.join(words)}`"
+        if words
+        else "`python -m data_prep --help` tells how to make one"
+    )
+
+
+def data_prep_words(path: Path) -> list[str]:
+    """data_prep's command for a file named SOURCE_mCLIENTS[_bBETA][_sSEED].h5, as the presets' are, or []."""
     name = re.fullmatch(rf"({SOURCES})_m([1-9]\d*)(?:_b([\d.]*\d))?(?:_s(\d+))?\.h5", path.name)
     if name is None:
-        return "`python -m data_prep --help` tells how to make one"
+        return []
     source, clients, beta, seed = name.groups()
-    flags = f"--clients {clients} --beta {beta or 0.5} --seed {seed or 0} --out {shlex.quote(str(path))}"
-    return f"make it with `python -m data_prep {source} {flags}`"
+    drawn = ["--clients", clients, "--beta", beta or "0.5", "--seed", seed or "0"]
+    return ["python", "-m", "data_prep", source, *drawn, "--out", str(path)]
 
 
 def _reserve(path: Path, size: int) -> None:

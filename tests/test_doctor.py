@@ -12,6 +12,7 @@ import h5py
 import pytest
 from torch import Tensor
 
+from fedproc_mpi.comm.launch import mpirun_inside_srun
 from fedproc_mpi.comm.serial import SerialComm
 from fedproc_mpi.devices import Placement
 from fedproc_mpi.doctor import examine, trials
@@ -150,8 +151,8 @@ def test_launches_that_are_many_jobs() -> None:
     (found,) = judge.launch_findings(nested, {"OMPI_COMM_WORLD_SIZE": 4}, 4)
     assert found.said.startswith("mpirun inside srun: 4 mpiruns")
     # mpirun starts its own daemons by srun, one a node
-    assert not judge.mpirun_inside_srun({**nested, "SLURM_STEP_NUM_TASKS": "2"})
-    assert not judge.mpirun_inside_srun({**slurm, "SLURM_STEP_NUM_NODES": "2"})
+    assert not mpirun_inside_srun({**nested, "SLURM_STEP_NUM_TASKS": "2"})
+    assert not mpirun_inside_srun({**slurm, "SLURM_STEP_NUM_NODES": "2"})
 
 
 @pytest.mark.parametrize(

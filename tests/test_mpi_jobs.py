@@ -11,6 +11,7 @@ from pathlib import Path
 import h5py
 import pytest
 
+from fedproc_mpi.comm import launch
 from tests.conftest import QUICK, ROOT, call, clean_environment, finish, kill_tree, start, wait_for
 from tests.jobs import CONFIGS
 
@@ -173,6 +174,31 @@ def test_many_tasks_while_mpi_says_one_is_refused_before_torch(tmp_path: Path, v
     assert "started 4 tasks" in told[0]
     assert told[0].count("\n") == 1
     assert told[1] == ""
+
+
+@pytest.mark.parametrize("by", ["OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID"])
+def test_mpirun_inside_srun_is_told_from_mpiruns_own_daemons(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], by: str
+) -> None:
+    """Daemons are one a node; `srun -n 3 mpirun` on one node or two is not."""
+    for variables in ({"TASKS": "3", "NODES": "3"}, {"TASKS": "1", "NODES": "1"}, {}):
+        with monkeypatch.context() as patch:
+            for name, value in {f"SLURM_STEP_NUM_{k}": v for k, v in variables.items()}.items():
+                patch.setenv(name, value)
+            patch.setenv(by, "0")
+            launch._refuse_mpirun_inside_srun()
+    monkeypatch.setattr(launch, "PATIENCE", 0)
+    monkeypatch.setattr(launch.signal, "signal", lambda *_: None)
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "3")
+    monkeypatch.setenv("SLURM_STEP_NUM_NODES", "2")
+    launch._refuse_mpirun_inside_srun()  # srun --mpi=pmi2: no mpirun's variable
+    for task, rank in (("0", "0"), ("0", "1"), ("1", "0")):
+        monkeypatch.setenv("SLURM_PROCID", task)
+        monkeypatch.setenv(by, rank)
+        with pytest.raises(SystemExit) as leaving:
+            launch._refuse_mpirun_inside_srun()
+        assert leaving.value.code == 2
+    assert capsys.readouterr().err.count("mpirun inside srun") == 1
 
 
 def test_a_batch_shells_slurm_ntasks_is_no_step(shards: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from fedproc_mpi.comm.launch import RANK_VARIABLES, launched_tasks
+from fedproc_mpi.comm.launch import RANK_VARIABLES, launched_tasks, mpirun_inside_srun
 from fedproc_mpi.doctor import findings as judge
 from fedproc_mpi.doctor.findings import OK, WRONG, Finding, Mpi, Rank
 from fedproc_mpi.errors import UserError
@@ -42,7 +42,7 @@ def launcher_rank() -> str:
 def is_first() -> bool:
     """Whether this task is the one that speaks, as far as the launcher's variables tell."""
     return launcher_rank() == "0" and (
-        os.environ.get("SLURM_PROCID") == "0" or not judge.mpirun_inside_srun(os.environ)
+        os.environ.get("SLURM_PROCID") == "0" or not mpirun_inside_srun(os.environ)
     )
 
 
@@ -411,7 +411,7 @@ def main() -> int:
     fd, transport, threads = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     tell = Teller(fd, speaks=is_first())
     try:
-        if judge.mpirun_inside_srun(os.environ) and os.environ.get("SLURM_PROCID") != "0":
+        if mpirun_inside_srun(os.environ) and os.environ.get("SLURM_PROCID") != "0":
             return QUIET  # one mpirun's ranks do for all
         examine(tell, transport, threads)
     except KeyboardInterrupt:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fedproc_mpi.comm.launch import mpirun_inside_srun
 from fedproc_mpi.comm.transport import choose
 from fedproc_mpi.errors import UserError
 
@@ -172,13 +173,6 @@ def launch_findings(env: Mapping[str, str], tasks: Mapping[str, int], mpi_size: 
         remedy = "use the mpirun of the library above, or srun --mpi=pmix (Open MPI), --mpi=pmi2 (MPICH)"
         found.append(Finding(WRONG, "launch", said, remedy))
     return found
-
-
-def mpirun_inside_srun(env: Mapping[str, str]) -> bool:
-    """`srun -n N mpirun …`. mpirun starts its own daemons by srun as well, but one a node."""
-    tasks, nodes = env.get("SLURM_STEP_NUM_TASKS", ""), env.get("SLURM_STEP_NUM_NODES", "")
-    by_mpirun = "OMPI_COMM_WORLD_RANK" in env or "MPI_LOCALRANKID" in env
-    return by_mpirun and tasks.isdigit() and nodes.isdigit() and int(tasks) > int(nodes)
 
 
 def trial_finding(code: int | None, output: str, seconds: float) -> Finding:

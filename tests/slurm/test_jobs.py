@@ -1,0 +1,204 @@
+"""The job scripts under a real Slurm, as they are: `sbatch jobs/NAME.slurm FLAGS`."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, skip_or_fail, wait_for
+from tests.slurm.conftest import SMALL, Checkout
+
+pytestmark = pytest.mark.launches
+MPICH = Path(os.environ.get("FEDPROC_MPICH_VENV", ROOT / ".venv-mpich"))
+LIMIT = 20  # seconds in which a mistake is told
+
+
+def summary(run_dir: Path) -> dict:
+    return json.loads((run_dir / "summary.json").read_text())
+
+
+# ---- mistakes: one clear line, non-zero, in time -------------------------------------------------------
+
+
+def told(log: str) -> str:
+    """The one line that is ours."""
+    lines = [line for line in log.splitlines() if line.startswith(("fedproc job: ", "fedproc_mpi: "))]
+    said = [line for line in lines if " tasks by " not in line]  # the start line
+    assert len(said) == 1, log
+    assert "Traceback" not in log
+    return said[0]
+
+
+PACKAGE = f"{sys.executable} -m fedproc_mpi"
+MPIRUN = str(Path(sys.executable).with_name("mpirun"))
+MISTAKES = {
+    "srun_without_pmi": ([], {"FEDPROC_LAUNCHER": "srun --mpi=none"}, "would make each task rank 0 of 1"),
+    "bare_srun": ([], {"FEDPROC_LAUNCHER": "srun"}, "would make each task rank 0 of 1"),
+    "both_launchers": ([], {"FEDPROC_LAUNCHER": "srun mpirun"}, "never two"),
+    "unknown_plugin": ([], {"FEDPROC_LAUNCHER": "srun --mpi=pmi9"}, "this Slurm offers"),
+    "missing_venv": ([], {"FEDPROC_VENV": "nowhere"}, "no Python environment in"),
+    "no_conda": ([], {"FEDPROC_CONDA": "fed"}, "no conda on PATH"),
+    "no_modules": ([], {"FEDPROC_MODULES": "openmpi"}, "module"),
+    "gpus_per_task": ([], {"SLURM_GPUS_PER_TASK": "1"}, "ask with --gpus-per-node"),
+    "missing_shards": (["--shards", "shards/cifar10_m30.h5"], {}, "python -m data_prep cifar10 --clients 30"),
+    "wrong_algorithm": (["--algorithm", "fedavgg"], {}, "did you mean fedavg"),
+    "help": (["--help"], {}, "needs no job"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_line_before_any_rank_runs(checkout: Checkout, name: str) -> None:
+    flags, variables, words = MISTAKES[name]
+    code, log = checkout.finish(checkout.submit("jobs/cifar100_m100.slurm", *flags, **variables), LIMIT)
+    assert words in told(log)
+    assert code == 2
+
+
+WRAPPED = {
+    f"srun -n 4 {PACKAGE}": "started 4 tasks",
+    f"srun -n 4 --kill-on-bad-exit=1 {PACKAGE}": "started 4 tasks",
+    f"srun -n 3 {MPIRUN} -n 3 {PACKAGE}": "mpirun inside srun",
+    "srun -n 3 jobs/cifar100_m100.slurm": "use sbatch",
+}
+
+
+@pytest.mark.parametrize("command", WRAPPED)
+def test_launcher_mistakes_in_a_script_of_ones_own(checkout: Checkout, command: str) -> None:
+    job = checkout.submit("--ntasks=4", "--output=jobs/logs/own-%j.out", "--wrap", command)
+    code, log = checkout.finish(job, LIMIT)
+    assert WRAPPED[command] in told(log)
+    assert code != 0  # 2, but where srun has ended a task before it came to leave
+
+
+def test_from_another_folder(checkout: Checkout, tmp_path: Path) -> None:
+    script = str(checkout.folder / "jobs" / "cifar100_m100.slurm")
+    job = checkout.submit(f"--output={tmp_path}/log", script, cwd=tmp_path)
+    code, _ = checkout.finish(job, LIMIT)
+    assert code == 2
+    assert "no jobs/common.sh" in told((tmp_path / "log").read_text())
+
+
+# ---- runs ----------------------------------------------------------------------------------------------
+
+
+def test_cifar100_m100_by_any_number_of_tasks_and_both_mpi(checkout: Checkout) -> None:
+    """21 tasks and 5 by Open MPI's mpirun, 3 by srun --mpi=pmi2 of MPICH: one SHA-256."""
+    if not (MPICH / "bin" / "python").exists():
+        skip_or_fail("no .venv-mpich (make .venv-mpich)")
+    flags = ["jobs/cifar100_m100.slurm", *SMALL, "--rounds", "3"]
+    found = {}
+    for tasks, variables in {
+        "21": {},
+        "5": {"FEDPROC_LAUNCHER": "mpirun", "FEDPROC_STAGE_DIR": str(checkout.folder)},
+        "3": {"FEDPROC_VENV": str(MPICH), "FEDPROC_LAUNCHER": "srun --mpi=pmi2"},
+    }.items():
+        run_dir = f"runs/by_{tasks}"
+        more = ["--stage"] if tasks == "5" else []
+        # the script's own number of tasks is 21
+        options = [f"--ntasks={tasks}"] if tasks != "21" else []
+        job = checkout.submit(*options, *flags, "--run-dir", run_dir, *more, **variables)
+        code, log = checkout.finish(job, 240)
+        assert code == 0, log
+        if more:
+            assert f"copying shards/cifar100_m100.h5 to {checkout.folder}/fedproc-{job}" in log
+            assert not list(checkout.folder.glob("fedproc-*.h5"))
+        found[tasks] = summary(checkout.folder / run_dir)
+        assert found[tasks]["ranks"] == int(tasks)
+        assert found[tasks]["transport"] == "mpi"
+    print({tasks: line["model_sha256"] for tasks, line in found.items()})
+    assert len({line["model_sha256"] for line in found.values()}) == 1
+    other = checkout.submit(*flags, "--lr", "0.5", "--run-dir", "runs/by_21")
+    code, log = checkout.finish(other, LIMIT)
+    assert code == 2
+    assert "holds another run (--lr was 0.01, now 0.5)" in told(log)
+    lines = (checkout.folder / "runs/by_21/metrics.jsonl").read_text().splitlines()
+    assert [len(json.loads(line)["cohort"]) for line in lines] == [20, 20, 20]
+
+
+def test_table2_as_an_array_of_four(checkout: Checkout) -> None:
+    """Each task its own run directory; submitted again, what is finished is left alone."""
+    flags = ["--array=0-3", "--ntasks=2", "jobs/table2.slurm", *SMALL, "--rounds", "1"]
+    job = checkout.submit(*flags)
+    states = checkout.slurm.wait(job, 240)
+    assert states == [("COMPLETED", 0)] * 4, checkout.log(job)
+    dirs = sorted(checkout.folder.glob("runs/cifar10_m10-*"))
+    algorithms = sorted(summary(path)["algorithm"] for path in dirs)
+    assert algorithms == ["fedavg", "fedproc", "fedprox", "scaffold"]
+    again = checkout.submit("--array=0", *flags[1:])
+    assert checkout.slurm.wait(again, 60) == [("COMPLETED", 0)]
+    assert "holds this run, finished" in told(checkout.log(again))
+    outside = checkout.submit("--array=18", *flags[1:])
+    assert checkout.slurm.wait(outside, LIMIT) == [("FAILED", 2)]
+    assert "make --array=0-17" in told(checkout.log(outside))
+
+
+def test_an_interrupted_run_goes_on_when_submitted_again(checkout: Checkout) -> None:
+    """Stopped by the signal before the end of the time, then kill -9 of a rank, then to the end."""
+    flags = ["jobs/cifar10_m10.slurm", *SMALL, "--seed", "7", "--rounds", "40"]
+
+    def running(tasks: int, rounds: int) -> tuple[str, Path]:
+        job = checkout.submit(f"--ntasks={tasks}", *flags)
+
+        def far_enough() -> bool:
+            paths = list(checkout.folder.glob("runs/cifar10_m10-fedproc-s7-*/metrics.jsonl"))
+            return bool(paths) and paths[0].read_bytes().count(b"\n") >= rounds
+
+        wait_for(far_enough, 120)
+        (run_dir,) = checkout.folder.glob("runs/cifar10_m10-fedproc-s7-*")
+        return job, run_dir
+
+    job, run_dir = running(2, 3)
+    checkout.slurm.signal_batch(job, "USR1")
+    code, log = checkout.finish(job, 60)
+    assert code == 75, log
+    assert "the same sbatch command goes on" in log
+    assert not (run_dir / "summary.json").exists()
+    # another job, alive, that says it runs in this directory
+    other = checkout.submit("--output=/dev/null", "--wrap", "sleep 600")
+    (run_dir / "slurm_job").write_text(other + "\n")
+    wait_for(lambda: checkout.slurm.states(other)[0][0] == "RUNNING")
+    code, log = checkout.finish(checkout.submit(*flags), LIMIT)
+    assert code == 2
+    assert f"job {other} is running this very config" in told(log)
+    checkout.slurm.cancel(other)
+
+    done = len((run_dir / "metrics.jsonl").read_text().splitlines())
+    job, _ = running(3, done + 3)
+    os.kill(ranks_of(run_dir)[-1], signal.SIGKILL)
+    code, log = checkout.finish(job, 60)
+    assert code != 0, log
+
+    code, log = checkout.finish(checkout.submit("--ntasks=2", *flags), 120)
+    assert code == 0, log
+    assert "holds this run, unfinished: going on" in log
+    assert summary(run_dir)["resumed_at_round"] >= done + 2
+    whole = [
+        sys.executable,
+        "-m",
+        "fedproc_mpi",
+        "--preset",
+        "cifar10_m10",
+        *flags[1:],
+        "--run-dir",
+        "runs/whole",
+    ]
+    subprocess.run(whole, cwd=checkout.folder, check=True, capture_output=True, timeout=120)
+    assert summary(run_dir)["model_sha256"] == summary(checkout.folder / "runs/whole")["model_sha256"]
+
+
+def ranks_of(run_dir: Path) -> list[int]:
+    """Pids of the processes that run the package for this directory."""
+    wanted = f"--run-dir\0runs/{run_dir.name}\0".encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if wanted in words and words.split(b"\0")[1:3] == [b"-m", b"fedproc_mpi"]:
+            found.append(int(entry.name))
+    return sorted(found)

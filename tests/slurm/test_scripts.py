@@ -1,0 +1,110 @@
+"""The parts of the job scripts that need no Slurm: the environment, prepare.sh, a start without sbatch."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedproc_mpi.config import PRESET_DIR, load_preset
+from tests.conftest import ROOT, clean_environment, make_shards
+
+pytestmark = pytest.mark.launches
+PRESETS = {p.stem: file for p in PRESET_DIR.glob("*.toml") if (file := load_preset(p.stem).get("shards"))}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkout in which all shards but one are there."""
+    shutil.copytree(ROOT / "jobs", tmp_path / "jobs", ignore=shutil.ignore_patterns("*.out", "site.sh"))
+    for package in ("fedproc_mpi", "data_prep"):
+        (tmp_path / package).symlink_to(ROOT / package)
+    (tmp_path / "shards").mkdir()
+    for preset, file in PRESETS.items():
+        if preset != "cifar10_m10":
+            (tmp_path / file).touch()
+    return tmp_path
+
+
+def script(folder: Path, *command: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    env = clean_environment(**{"FEDPROC_VENV": sys.prefix, **variables})
+    del env["PYTHONPATH"]
+    return subprocess.run(
+        ["bash", *command], cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_each_preset_with_shards_has_its_job() -> None:
+    for preset in PRESETS:
+        text = (ROOT / "jobs" / f"{preset}.slurm").read_text()
+        assert f'fedproc_job --preset {preset} "$@"' in text
+        assert re.search(rf"^#SBATCH --job-name={preset}$", text, re.M)
+
+
+def test_scripts_share_their_lines() -> None:
+    """What cannot be in common.sh, because Slurm or the shell reads it first, is the same in each."""
+    scripts = sorted((ROOT / "jobs").glob("*.slurm"))
+    assert len(scripts) == 6
+    own = ("#SBATCH --job-name", "#SBATCH --ntasks", "#SBATCH --time", "#SBATCH --output", "#SBATCH --array")
+    lines = {
+        path: [
+            line
+            for line in path.read_text().split("\n. jobs/common.sh\n")[0].splitlines()
+            if not line.startswith(own) and (line.startswith(("#SBATCH", "##SBATCH")) or line[:1] != "#")
+        ]
+        for path in scripts
+    }
+    assert len({tuple(found) for found in lines.values()}) == 1, lines
+    assert all(os.access(path, os.X_OK) for path in scripts)
+
+
+def test_prepare_makes_what_is_missing_and_says_what_it_cannot(folder: Path) -> None:
+    done = script(folder, "jobs/prepare.sh")
+    assert done.returncode == 2
+    assert done.stdout.count("is there") == len(PRESETS) - 1
+    assert "data_prep cifar10 --clients 10 --beta 0.5 --seed 0 --out shards/cifar10_m10.h5" in done.stdout
+    assert "prepare: not made: cifar10_m10" in done.stderr
+    shutil.move(make_shards(folder, 10), folder / PRESETS["cifar10_m10"])
+    assert script(folder, "jobs/prepare.sh").returncode == 0
+
+
+def test_conda_and_modules(folder: Path) -> None:
+    """Stand-ins for both, which put this Python on PATH as the real ones do."""
+    base = folder / "base"
+    (base / "etc/profile.d").mkdir(parents=True)
+    use = f'export PATH="{Path(sys.executable).parent}:$PATH"'
+    (base / "etc/profile.d/conda.sh").write_text(f'conda() {{ [ "$1 $2" = "activate fed" ] && {use}; }}\n')
+    (base / "conda").write_text(f"#!/bin/sh\n[ \"$1 $2\" = 'info --base' ] && echo {base}\n")
+    (base / "conda").chmod(0o755)
+    ask = ["jobs/prepare.sh", "cifar100_m10"]
+    path = f"{base}:/usr/bin:/bin"
+    assert "is there" in script(folder, *ask, FEDPROC_CONDA="fed", PATH=path).stdout
+    missing = script(folder, *ask, FEDPROC_CONDA="other", PATH=path)
+    assert (missing.returncode, missing.stderr.count("\n")) == (2, 1)
+    assert "no environment other" in missing.stderr
+
+    module = {"BASH_FUNC_module%%": f'() {{ [ "$1 $2" = "load mpi" ] && {use}; }}'}
+    loaded = script(folder, *ask, FEDPROC_VENV="", FEDPROC_MODULES="mpi", PATH="/usr/bin:/bin", **module)
+    assert "is there" in loaded.stdout, loaded.stderr
+    missing = script(folder, *ask, FEDPROC_VENV="", FEDPROC_MODULES="mpj", **module)
+    assert "module load mpj failed" in missing.stderr
+
+
+def test_site_sh_is_the_one_place_and_the_environment_wins(folder: Path) -> None:
+    (folder / "jobs" / "site.sh").write_text(': "${FEDPROC_VENV=nowhere}"\n')
+    env = {"FEDPROC_VENV": sys.prefix}
+    assert script(folder, "jobs/prepare.sh", "cifar100_m10", **env).returncode == 0
+    done = subprocess.run(
+        ["env", "-u", "FEDPROC_VENV", "bash", "jobs/prepare.sh"], cwd=folder, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert f"no Python environment in {folder}/nowhere" in done.stderr
+
+
+def test_without_sbatch(folder: Path) -> None:
+    done = script(folder, "jobs/cifar10_m10.slurm")
+    assert done.returncode == 2
+    assert done.stderr == "fedproc job: this is a job script: start it with sbatch\n"
