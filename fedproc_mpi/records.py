@@ -72,12 +72,15 @@ def _newest_unfinished(config: Config, fingerprint: str) -> Path | None:
 
 
 def differences(run_dir: Path, config: Config, fingerprint: str) -> str:
-    """The result fields in which a run's config differs, in words; '' where there is none."""
+    """The result fields in which a run's config differs, in words; '' where there is none.
+
+    A run records the device that its ranks found; where they have not looked yet, `auto` differs from none.
+    """
     old = read_json(run_dir / CONFIG)
     words = [
         f"{flag(key)} was {old.get(key)!r}, now {value!r}"
         for key, value in config.result_fields().items()
-        if old.get(key) != value
+        if old.get(key) != value and (key, value) != ("device", "auto")
     ]
     if old.get("data", {}).get("fingerprint") != fingerprint:
         words.append("the shards' contents changed")

@@ -1,5 +1,6 @@
 """A run in this process: the run directory, resuming, the library."""
 
+import dataclasses
 import json
 import shutil
 import signal
@@ -12,6 +13,7 @@ import torch
 from fedproc_mpi import Config, Stopped, TrainingFailed, UserError, checkpoint, load_model, run
 from fedproc_mpi.federated import Federation, Result
 from fedproc_mpi.flat import Entry, State
+from fedproc_mpi.records import differences
 from fedproc_mpi.shards import Shards
 from tests.conftest import with_one_bit_changed
 
@@ -134,6 +136,11 @@ def test_a_run_is_never_overwritten(finished: Result, shards: Path, tmp_path: Pa
         run_once(shards, finished.run_dir)
     with pytest.raises(UserError, match=r"--lr was 0\.03, now 0\.5; --temperature was 1\.0, now 2\.0"):
         run_once(shards, finished.run_dir, resume=True, lr=0.5, temperature=2.0)
+    # the device that `auto` found is recorded
+    fingerprint, config = Shards(str(shards)).fingerprint, Config.create(**QUICK)
+    assert differences(finished.run_dir, config, fingerprint) == ""
+    told = differences(finished.run_dir, dataclasses.replace(config, device="cuda"), fingerprint)
+    assert told == "--device was 'cpu', now 'cuda'"
     # a finished run is not run again; execution fields may differ
     same = run_once(shards, finished.run_dir, resume=True, eval_every=2)
     assert same.summary == finished.summary
