@@ -1,6 +1,7 @@
 """python results/table.py RUN…: a Markdown table of finished (or unfinished) runs, from what they left."""
 
 import json
+import statistics
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ COLUMNS = (
     "own mix: mean ± std, %",
     "worst decile, %",
     "by prototype: global, own mix, %",
-    "s a round",
+    "s a round (median)",
     "evaluation, % of it",
     "client state, % of it",
     "bytes a round, one way",
@@ -32,6 +33,7 @@ def row(run_dir: Path) -> list[str]:
     config = json.loads((run_dir / "config.json").read_text())
     last = next(line for line in reversed(lines) if line["accuracy"] is not None)
     seconds = sum(line["round_seconds"] for line in lines)
+    typical = statistics.median(line["round_seconds"] for line in lines)
 
     def share(phase: str) -> str:
         return f"{100 * sum(line['seconds'].get(phase, 0) for line in lines) / seconds:.1f}"
@@ -49,7 +51,7 @@ def row(run_dir: Path) -> list[str]:
         percent(last, "client_accuracy_mean", "client_accuracy_std"),
         percent(last, "client_accuracy_worst_decile"),
         ", ".join(by_prototype),
-        f"{seconds / len(lines):.1f}",
+        f"{typical:.1f}",
         share("evaluate"),
         share("client_state"),
         f"{sent:,}",
