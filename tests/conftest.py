@@ -27,7 +27,10 @@ QUICK = ("--rounds", "4", "--local-epochs", "1")
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Under mpirun, a test must not start processes of its own. Alone, tests of the transport run on the
-    serial one, and those that need several ranks are left to `test_under_mpirun.py`."""
+    serial one, and those that need several ranks are left to `test_under_mpirun.py`.
+
+    pytest-mpi's own skips go: they would also hit a test that merely has a parameter called mpi.
+    """
     left_out = []
     for item in items:
         marks = list(item.iter_markers("mpi"))
@@ -36,8 +39,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 left_out.append(item)
         elif any(mark.kwargs for mark in marks):
             left_out.append(item)
-        elif marks:
-            item.own_markers[:] = [m for m in item.own_markers if m.name != "skip"]  # pytest-mpi's
+        else:
+            item.own_markers[:] = [m for m in item.own_markers if "--with-mpi" not in str(m.kwargs)]
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=left_out)
 
