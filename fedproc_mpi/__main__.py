@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedproc_mpi.comm.launch import connect
+from fedproc_mpi.comm.launch import connect, leave_when_told
 from fedproc_mpi.errors import FedprocError, UserError
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run; the exit code is 0, 2 (user's input), 3 (training failed), 75 (stopped, to be resumed)."""
+    leave_when_told()
     try:
         comm = connect()  # before torch: a wrong launch is told at once
     except FedprocError as error:
@@ -48,6 +49,7 @@ def _run(argv: list[str], comm: "Comm") -> int:
     from fedproc_mpi.federated import run
 
     result = run(config, comm)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # nothing is left to stop
     if result is not None:
         _show(result)
     return 0

