@@ -25,7 +25,7 @@ def generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
 def dirichlet(
     labels: npt.NDArray[np.integer], clients: int, beta: float, seed: int, min_samples: int = 10
 ) -> list[Indices]:
-    """The split of NIID-Bench, MOON and FedProc (FACTS: partition).
+    """The split of NIID-Bench, MOON and FedProc.
 
     Per class, shares p ~ Dir(β) over the clients; clients that hold N/m samples or more get none of
     it; the class is cut at the truncated cumulative shares. The whole split is drawn again until every

@@ -23,7 +23,7 @@ else:
     import tomli as tomllib
 
 PRESET_DIR = Path(__file__).parent / "presets"
-RECORDED = ("data", "environment")  # what config.json holds besides the config
+RECORDED = ("data", "files", "environment")  # what config.json holds besides the config
 DIGITS_SHARDS = "shards/digits_m10.h5"
 
 

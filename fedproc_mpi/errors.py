@@ -1,4 +1,4 @@
-"""The ways a run ends that are not a crash, each with its exit code (DESIGN: exit codes)."""
+"""The ways a run ends that are not a crash, each with its exit code."""
 
 
 class FedprocError(Exception):

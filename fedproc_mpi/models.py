@@ -1,4 +1,4 @@
-"""Models: encoder → projection head → classifier, returning (z_BD, logits_BK) (FACTS: set-up).
+"""Models: encoder → projection head → classifier, returning (z_BD, logits_BK) (MOON §4.1).
 
 Shapes: B batch, C channels, H height, W width, D width of z, K classes.
 """
@@ -61,7 +61,7 @@ def simple_cnn(shape: ImageShape, num_classes: int) -> nn.Module:
 
 
 def _resnet(depth: str, shape: ImageShape, num_classes: int, norm: str) -> nn.Module:
-    """torchvision's trunk in the CIFAR form: stem 3×3 stride 1, no maxpool (FACTS: set-up); 28 px and up.
+    """torchvision's trunk in the CIFAR form: stem 3×3 stride 1, no maxpool (MOON's code); 28 px and up.
 
     norm: group puts GroupNorm with 32 groups (Wu & He 2018) where BatchNorm is.
     """

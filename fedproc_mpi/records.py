@@ -2,6 +2,8 @@
 
 import atexit
 import dataclasses
+import hashlib
+import importlib.util
 import json
 import os
 import platform
@@ -45,7 +47,8 @@ def open_run_dir(config: Config, shards: Shards, environment: Mapping[str, Any])
             return found, False
         path = _new_name(config)
     header = dataclasses.asdict(shards.header) | {"fingerprint": fingerprint}
-    kept = {**config.flat(), "run_dir": "", "resume": False, "data": header, "environment": environment}
+    kept = {**config.flat(), "run_dir": "", "resume": False, "data": header, "files": own_files(config)}
+    kept["environment"] = environment
     try:
         path.mkdir(parents=True, exist_ok=True)
         _write_json(path / CONFIG, kept)
@@ -84,7 +87,32 @@ def differences(run_dir: Path, config: Config, fingerprint: str) -> str:
     ]
     if old.get("data", {}).get("fingerprint") != fingerprint:
         words.append("the shards' contents changed")
+    before = old.get("files", {})
+    words += [
+        f"{name} has changed" for name, sha in own_files(config).items() if before.get(name, sha) != sha
+    ]
     return "; ".join(words)
+
+
+def own_files(config: Config) -> dict[str, str]:
+    """SHA-256 of the user's own files on which the result depends as well: algorithm, models, --init."""
+    found = {}
+    for key, value in config.result_fields().items():
+        for word in value.split(",") if isinstance(value, str) else ():
+            path = Path(word) if word.endswith(".py") or key == "init" else _module_file(word)
+            if path is not None and path.is_file():
+                found[word] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+def _module_file(word: str) -> Path | None:
+    """The file of `module:Class`; None for other words."""
+    module, colon, _ = word.partition(":")
+    try:
+        spec = importlib.util.find_spec(module) if colon else None
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin) if spec and spec.origin else None
 
 
 def show_start(config: Config, comm: Comm, placements: Sequence[Placement]) -> None:

@@ -53,10 +53,8 @@ activate() {
 }
 
 # ---- the job -------------------------------------------------------------------------------------------
-# fedproc_job FLAGS…: checks all that can be checked by one process, then starts the ranks.
-fedproc_job() {
-    local plan word pid remind="" code=0 flags=()
-    trap 'exit 75' USR1 # the time is up before the ranks started
+# Fails unless sbatch started this script, with GPUs that the ranks of a node can share out.
+in_a_job() {
     [ -n "${SLURM_JOB_ID:-}" ] || fail "this is a job script: start it with sbatch"
     if [ -n "${SLURM_STEP_ID:-}" ]; then
         [ "${SLURM_PROCID:-0}" = 0 ] || exit 2
@@ -65,6 +63,28 @@ fedproc_job() {
     fi
     [ -z "${SLURM_GPUS_PER_TASK:-}" ] || fail "--gpus-per-task hides the other ranks' GPUs: ask with" \
         "--gpus-per-node, the package gives each rank its GPU"
+}
+
+# fedproc_doctor FLAGS…: the doctor, started as the ranks of a run are.
+fedproc_doctor() {
+    local words launcher
+    in_a_job
+    activate
+    if words=$(python jobs/plan.py --launcher); then
+        mapfile -t launcher <<<"$words"
+        "${launcher[@]}" python -m fedproc_mpi.doctor "$@"
+        exit $?
+    fi
+    say "no ranks can be started; the doctor alone:"
+    python -m fedproc_mpi.doctor "$@" || true
+    exit 1
+}
+
+# fedproc_job FLAGS…: checks all that can be checked by one process, then starts the ranks.
+fedproc_job() {
+    local plan word pid remind="" code=0 flags=()
+    trap 'exit 75' USR1 # the time is up before the ranks started
+    in_a_job
     activate
     for word; do
         if [ "$word" = --stage ]; then FEDPROC_STAGE=1; else flags+=("$word"); fi

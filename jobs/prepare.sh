@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the shards of all presets, on a login node, in the environment that the jobs use:
 #   jobs/prepare.sh --download              what is there already is left alone
-#   jobs/prepare.sh cifar10_m10 --root DIR  some presets; the flags are data_prep's
+#   jobs/prepare.sh cifar10_m10 --root DIR  some presets; flags: --root DIR, --download
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 . jobs/common.sh
 activate

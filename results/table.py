@@ -9,6 +9,7 @@ import torch
 
 COLUMNS = (
     "algorithm",
+    "seed",
     "rounds",
     "accuracy, %",
     "own mix: mean ± std, %",
@@ -46,6 +47,7 @@ def row(run_dir: Path) -> list[str]:
     by_prototype = [percent(last, k) for k in ("prototype_accuracy", "client_prototype_accuracy_mean")]
     return [
         config["algorithm"],
+        str(config["seed"]),
         str(len(lines)),
         percent(last, "accuracy", "accuracy_std"),
         percent(last, "client_accuracy_mean", "client_accuracy_std"),

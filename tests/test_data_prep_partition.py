@@ -33,7 +33,7 @@ def test_dirichlet_gives_every_sample_once(labels, clients, beta, seed):
 
 
 def test_dirichlet_is_the_published_procedure():
-    """The procedure of FACTS, written out again from the same draws: shares, the N/m rule, truncation."""
+    """The published procedure, written out again from the same draws: shares, the N/m rule, truncation."""
     labels, clients = np.arange(997) % 7, 5
     rng = partition.generator(11, "dirichlet")
     while True:
@@ -54,7 +54,7 @@ def test_dirichlet_is_the_published_procedure():
 
 
 def test_dirichlet_leaves_as_many_empty_pairs_as_published():
-    """FACTS: CIFAR-100 m=100 β=0.5: 20–28 % of the (client, class) pairs are empty."""
+    """Known of this split: CIFAR-100 m=100 β=0.5: 20–28 % of the (client, class) pairs are empty."""
     labels = np.arange(50000) % 100
     parts = partition.dirichlet(labels, 100, 0.5, 0)
     empty = np.mean([(np.bincount(labels[p], minlength=100) == 0).mean() for p in parts])

@@ -1,4 +1,4 @@
-"""The house (DESIGN §4): imports go downward only, MPI lives in comm/ alone, importing starts nothing."""
+"""The house (CONTRIBUTING): imports go downward only, MPI lives in comm/ alone, importing starts nothing."""
 
 import ast
 import subprocess

@@ -1,6 +1,7 @@
 """A run in this process: the run directory, resuming, the library."""
 
 import dataclasses
+import hashlib
 import json
 import shutil
 import signal
@@ -13,7 +14,7 @@ import torch
 from fedproc_mpi import Config, Stopped, TrainingFailed, UserError, checkpoint, load_model, run
 from fedproc_mpi.federated import Federation, Result
 from fedproc_mpi.flat import Entry, State
-from fedproc_mpi.records import differences
+from fedproc_mpi.records import differences, own_files
 from fedproc_mpi.shards import Shards
 from tests.conftest import with_one_bit_changed
 
@@ -141,6 +142,17 @@ def test_a_run_is_never_overwritten(finished: Result, shards: Path, tmp_path: Pa
     assert differences(finished.run_dir, config, fingerprint) == ""
     told = differences(finished.run_dir, dataclasses.replace(config, device="cuda"), fingerprint)
     assert told == "--device was 'cpu', now 'cuda'"
+    # and what a user's own files held
+    own = tmp_path / "own.py"
+    own.write_text("x = 1")
+    saved = json.loads((finished.run_dir / "config.json").read_text())
+    held = {**saved, "algorithm": str(own), "files": own_files(Config.create(algorithm=str(own)))}
+    assert held["files"] == {str(own): hashlib.sha256(b"x = 1").hexdigest()}
+    (tmp_path / "config.json").write_text(json.dumps(held))
+    config = Config.create(**QUICK, algorithm=str(own))
+    assert differences(tmp_path, config, fingerprint) == ""
+    own.write_text("x = 2")
+    assert differences(tmp_path, config, fingerprint) == f"{own} has changed"
     # a finished run is not run again; execution fields may differ
     same = run_once(shards, finished.run_dir, resume=True, eval_every=2)
     assert same.summary == finished.summary

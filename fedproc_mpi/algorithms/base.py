@@ -1,4 +1,4 @@
-"""What an algorithm is: sums over clients, then a division on the server (DESIGN §2).
+"""What an algorithm is: sums over clients, then a division on the server.
 
 Shapes: S floats of the model's state, N integer buffers, P parameters, K classes, D width of z.
 """

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -56,6 +57,18 @@ def test_a_mistake_is_one_line_before_any_rank_runs(checkout: Checkout, name: st
     code, log = checkout.finish(checkout.submit("jobs/cifar100_m100.slurm", *flags, **variables), LIMIT)
     assert words in told(log)
     assert code == 2
+
+
+def test_the_doctor_as_a_job(checkout: Checkout) -> None:
+    code, log = checkout.finish(checkout.submit("--ntasks=3", "jobs/doctor.slurm"), 120)
+    assert code == 0, log
+    assert "3 rank(s)" in log
+    assert re.search(r"^ok +reduce .* GB/s over mpi", log, re.M), log
+    mistaken = {"FEDPROC_LAUNCHER": "srun --mpi=none"}
+    code, log = checkout.finish(checkout.submit("jobs/doctor.slurm", **mistaken), 120)
+    assert code == 1
+    assert "would make each task rank 0 of 1" in log
+    assert "ok       MPI library" in log
 
 
 WRAPPED = {
