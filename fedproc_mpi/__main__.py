@@ -33,8 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             comm.abort(error.exit_code)
         if comm.size > 1:  # at the first rank's exit the launcher may end the others, who leave as well
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         return error.exit_code
-    except Exception:
+    except BaseException as error:  # sys.exit in a user's code and Ctrl-C too: one rank must not leave alone
+        if comm.size == 1 and not isinstance(error, Exception):
+            raise
         print(f"fedproc_mpi: rank {comm.rank} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
         if comm.size > 1:
             comm.abort(1)

@@ -78,6 +78,7 @@ class Config:
     cuda_aware: bool = setting(
         False, "hand GPU memory to MPI directly, after a probe; else through host memory", execution=True
     )
+    shards_copy: str = setting("", "a copy of --shards on a faster disk, read in its place", execution=True)
     run_dir: str = setting("", "the run's directory; empty: a new one under runs/", execution=True)
     resume: bool = setting(
         False, "go on from the last checkpoint of --run-dir, or of the newest such run", execution=True

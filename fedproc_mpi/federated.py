@@ -52,7 +52,13 @@ class Federation(Parts):
         """w⁰ and c⁰ on every rank (Alg. 1 l.3), or the checkpoint's state. Collective."""
         self.comm.broadcast(self.state.buffer)
         if first_round == 0:
+            self._init()
+
+    def _init(self) -> None:
+        try:
             self.algorithm.init(self.state, self.trainer, self.clients, self.share_of_all(), self.comm)
+        except Diverged as error:
+            raise TrainingFailed(f"before the first round: {error}") from error
 
     def rounds(self, first_round: int, recorder: Recorder | None) -> None:
         """Rounds first_round … T-1. Collective. Raises TrainingFailed or Stopped, agreed."""
@@ -155,15 +161,15 @@ def run(config: Config, comm: Comm | None = None) -> Result | None:
     """
     comm = comm or SerialComm()
     federation = Federation(config, comm)
-    try:
-        with _stopping_by_signal(federation):
+    with _stopping_by_signal(federation):  # to the end: a signal must not end a rank that waits for others
+        try:
             result = _run(federation)
-    except FedprocError as error:
-        if error.agreed:  # all ranks are here; after any other error the job is aborted as it stands
-            federation.close()
-        raise
-    federation.close()
-    return result
+        except FedprocError as error:
+            if error.agreed:  # all ranks are here; after any other error the job is aborted as it stands
+                federation.close()
+            raise
+        federation.close()
+        return result
 
 
 def _run(federation: Federation) -> Result | None:
@@ -224,7 +230,7 @@ def _open(federation: Federation) -> tuple[Path, int, bool]:
 
     federation.on_every_rank(on_rank_0)
     run_dir, first, finished, federation.kept_versions = comm.share(found)
-    federation.states.open(Path(run_dir), federation.kept_versions[0] if first else [])
+    federation.states.open(Path(run_dir), kept[0] if first and (kept := federation.kept_versions) else [])
     if comm.rank == 0 and not finished:
         federation.states.scan()
         federation.states.collect_garbage(federation.kept_versions)

@@ -67,7 +67,7 @@ class Parts:
         config, comm = self.config, self.comm
         self.algorithm: Algorithm = algorithms.build(config.algorithm, config.options)
         self.config = config = config.with_options(self.algorithm.options())
-        shards = Shards(config.shards)
+        shards = Shards(config.shards_copy or config.shards)
         self.shards = shards
         if cohort_size(shards.num_clients, config.sample_rate) < 1:
             raise UserError(
@@ -220,3 +220,6 @@ def _load_init(module: torch.nn.Module, path: str) -> None:
     except Exception as error:  # a foreign file can fail in any way inside torch.load
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"--init {path}: cannot be loaded into this model: {reason}") from error
+    for name, tensor in module.state_dict().items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise UserError(f"--init {path}: {name} holds values that are not finite")

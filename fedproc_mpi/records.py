@@ -4,12 +4,14 @@ import atexit
 import dataclasses
 import hashlib
 import importlib.util
+import itertools
 import json
 import os
 import platform
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,22 +47,29 @@ def open_run_dir(config: Config, shards: Shards, environment: Mapping[str, Any])
         found = _newest_unfinished(config, fingerprint) if config.resume else None
         if found:
             return found, False
-        path = _new_name(config)
+        path = None
     header = dataclasses.asdict(shards.header) | {"fingerprint": fingerprint}
-    kept = {**config.flat(), "run_dir": "", "resume": False, "data": header, "files": own_files(config)}
-    kept["environment"] = environment
+    kept = {**config.flat(), "run_dir": "", "resume": False, "shards_copy": ""}
+    kept |= {"data": header, "files": own_files(config), "environment": environment}
     try:
+        if path is None:
+            path = _new_directory(config)
         path.mkdir(parents=True, exist_ok=True)
         _write_json(path / CONFIG, kept)
     except OSError as error:
-        raise UserError(f"--run-dir {path}: cannot write there: {error.strerror}") from error
+        raise UserError(f"{path or TOP}: cannot write there: {error.strerror}") from error
     return path, False
 
 
-def _new_name(config: Config) -> Path:
+def _new_directory(config: Config) -> Path:
+    """Made here, so that of two runs that start in the same second each gets its own."""
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{Path(config.algorithm).stem}-{Path(config.shards).stem}"
-    names = (TOP / (f"{stem}-{i}" if i else stem) for i in range(1000))
-    return next(path for path in names if not path.exists())
+    for i in itertools.count():
+        path = TOP / (f"{stem}-{i}" if i else stem)
+        with suppress(FileExistsError):
+            path.mkdir(parents=True)
+            return path
+    raise AssertionError
 
 
 def _newest_unfinished(config: Config, fingerprint: str) -> Path | None:
@@ -83,7 +92,7 @@ def differences(run_dir: Path, config: Config, fingerprint: str) -> str:
     words = [
         f"{flag(key)} was {old.get(key)!r}, now {value!r}"
         for key, value in config.result_fields().items()
-        if old.get(key) != value and (key, value) != ("device", "auto")
+        if old.get(key) != value and not (key == "device" and "auto" in (old.get(key), value))
     ]
     if old.get("data", {}).get("fingerprint") != fingerprint:
         words.append("the shards' contents changed")

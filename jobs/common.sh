@@ -83,7 +83,7 @@ fedproc_doctor() {
 # fedproc_job FLAGS…: checks all that can be checked by one process, then starts the ranks.
 fedproc_job() {
     local plan word pid remind="" code=0 flags=()
-    trap 'exit 75' USR1 # the time is up before the ranks started
+    trap 'stopped; exit 75' USR1 # the time is up before the ranks started
     in_a_job
     activate
     for word; do
@@ -97,7 +97,7 @@ fedproc_job() {
     flags+=(--run-dir "$run_dir" --resume)
     if [ "$FEDPROC_STAGE" = 1 ]; then
         stage "$shards"
-        flags+=(--shards "$staged")
+        flags+=(--shards-copy "$staged")
     fi
     say "job $SLURM_JOB_ID, $SLURM_NTASKS tasks by ${launcher[*]}, run directory $run_dir"
 
@@ -106,7 +106,7 @@ fedproc_job() {
     "${launcher[@]}" python -m fedproc_mpi "${flags[@]}" &
     pid=$!
     # Sent again until the run has ended: a launcher that is still starting its ranks may lose it.
-    trap 'kill -USR1 "$pid"; [ -n "$remind" ] || { repeat_usr1 "$pid" & remind=$!; }' USR1
+    trap 'kill -USR1 "$pid" 2>/dev/null || true; [ -n "$remind" ] || { repeat_usr1 "$pid" & remind=$!; }' USR1
     wait "$pid" || code=$?
     while kill -0 "$pid" 2>/dev/null; do # a signal ends `wait` early
         code=0
@@ -114,15 +114,16 @@ fedproc_job() {
     done
     trap - USR1
     if [ -n "$remind" ]; then kill "$remind" 2>/dev/null || true; fi
-    if [ "$code" = 75 ]; then
-        if [ "$FEDPROC_REQUEUE" = 1 ]; then
-            say "stopped and saved; back into the queue"
-            scontrol requeue "$SLURM_JOB_ID"
-        else
-            say "stopped and saved; the same sbatch command goes on from there"
-        fi
-    fi
+    [ "$code" != 75 ] || stopped
     exit "$code"
+}
+
+# What a job says when its time is up; the run goes on in another one.
+stopped() {
+    if [ "$FEDPROC_REQUEUE" = 1 ] && say "stopped; back into the queue" && scontrol requeue "$SLURM_JOB_ID"; then
+        return
+    fi
+    say "stopped; the same sbatch command goes on with it"
 }
 
 repeat_usr1() { while sleep 30 && kill -USR1 "$1"; do :; done >/dev/null 2>&1; }

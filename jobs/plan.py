@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -112,7 +113,8 @@ def claim(run_dir: Path) -> None:
     me = os.environ["SLURM_JOB_ID"]
     run_dir.mkdir(parents=True, exist_ok=True)
     with (run_dir / OWNER).open("a+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        with suppress(OSError):  # many cluster file systems refuse locks; squeue below does most of the work
+            fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         owner = file.read().strip()
         if (
@@ -129,9 +131,11 @@ def claim(run_dir: Path) -> None:
 
 def main(argv: list[str]) -> None:
     """See above."""
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a user's algorithm file prints must not shift the lines of the answer
     words = launcher()
     if argv == ["--launcher"]:
-        print(*words, sep="\n")
+        print(*words, sep="\n", file=answer, flush=True)
         return
     try:
         from fedproc_mpi.cli import parse
@@ -143,7 +147,9 @@ def main(argv: list[str]) -> None:
     try:
         config = parse(argv)
         with Shards(config.shards) as shards:
-            facts = {**config.result_fields(), "data": shards.fingerprint, "files": own_files(config)}
+            facts = {**config.result_fields(), "data": shards.fingerprint}
+        if files := own_files(config):
+            facts["files"] = files
     except UserError as error:
         fail(str(error))
     except SystemExit:
@@ -168,7 +174,7 @@ def main(argv: list[str]) -> None:
             fail(f"{run_dir}: cannot write there: {error.strerror}")
         if (run_dir / "checkpoint.pt").exists():
             say(f"{run_dir} holds this run, unfinished: going on")
-    print(run_dir, config.shards, *words, sep="\n")
+    print(run_dir, config.shards, *words, sep="\n", file=answer, flush=True)
 
 
 if __name__ == "__main__":

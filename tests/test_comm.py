@@ -114,6 +114,27 @@ def test_a_run_over_this_transport_equals_a_serial_one(comm: Comm, shards: Path,
 
 
 @pytest.mark.mpi(min_size=2)
+def test_a_backend_that_fails_on_one_rank_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are inside the backend by then, so the rank raises alone and `main` ends the job."""
+    from mpi4py import MPI
+
+    from fedproc_mpi.comm import torchdist
+    from fedproc_mpi.comm.mpi import MpiComm
+
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("no interface ib0")
+
+    world = MpiComm(MPI.COMM_WORLD)
+    monkeypatch.setattr(torchdist.dist, "init_process_group", fails)
+    try:
+        torchdist.TorchComm(world, "gloo", torch.device("cpu"))
+        good = world.rank == 0
+    except UserError as error:
+        good = world.rank != 0 and not error.agreed and "no gloo group: no interface ib0" in str(error)
+    every_rank(world, good)
+
+
+@pytest.mark.mpi(min_size=2)
 def test_ranks_of_several_hosts_meet_at_rank_0s_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if each rank had a host of its own; and an address that leads nowhere is one error on all ranks."""
     from mpi4py import MPI

@@ -86,21 +86,23 @@ class Failing(FedAvg):
     def client_update(self, trainer, data, state, r, own):
         if r.t == 1 and data.client == 2:
             Path("failed_at").write_text(str(time.time()))
-            raise RuntimeError("out of cheese")
+            raise ERROR("out of cheese")
         return super().client_update(trainer, data, state, r, own)
 """
 
 
-@pytest.mark.parametrize("transport", ["mpi", "torch"])
+@pytest.mark.parametrize(
+    ("transport", "error"), [("mpi", "RuntimeError"), ("torch", "RuntimeError"), ("mpi", "SystemExit")]
+)
 def test_a_failing_rank_ends_the_job_with_its_error_shown_once(
-    shards: Path, tmp_path: Path, transport: str
+    shards: Path, tmp_path: Path, transport: str, error: str
 ) -> None:
-    (tmp_path / "failing.py").write_text(FAILING)
+    (tmp_path / "failing.py").write_text(FAILING.replace("ERROR", error))
     flags = ["--algorithm", "failing.py", "--shards", str(shards), *QUICK, "--transport", transport]
     done = call(["-m", "fedproc_mpi", *flags], tmp_path, ranks=4, timeout=60)
     ended = time.time()
     assert done.returncode not in (0, 2, 3, 75)
-    assert done.stderr.count("RuntimeError: out of cheese") == 1
+    assert done.stderr.count(f"{error}: out of cheese") == 1
     assert "rank" in done.stderr
     assert ended - float((tmp_path / "failed_at").read_text()) < 10
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedproc_mpi import Config, Stopped, TrainingFailed, UserError, checkpoint, load_model, run
+from fedproc_mpi import Config, Stopped, TrainingFailed, UserError, checkpoint, load_model, records, run
 from fedproc_mpi.federated import Federation, Result
 from fedproc_mpi.flat import Entry, State
 from fedproc_mpi.records import differences, own_files
@@ -129,6 +129,38 @@ def test_resume_from_the_previous_checkpoint_when_the_newest_is_damaged(
         (run_dir / name).write_bytes(b"broken")
     with pytest.raises(UserError, match="no checkpoint can be read"):
         run_once(shards, run_dir, resume=True)
+
+
+def test_a_copy_of_the_shards_changes_nothing(finished: Result, shards: Path, tmp_path: Path) -> None:
+    """The job scripts put one on a node's own disk; config.json keeps naming the file that stays."""
+    copy = str(shutil.copy(shards, tmp_path / "copy.h5"))
+    config = Config.create(**QUICK, shards="elsewhere.h5", shards_copy=copy, run_dir=str(tmp_path / "run"))
+    result = run(config)
+    assert result is not None
+    assert result.summary["model_sha256"] == finished.summary["model_sha256"]
+    kept = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (kept["shards"], kept["shards_copy"]) == ("elsewhere.h5", "")
+
+
+def test_two_runs_that_start_together_get_a_directory_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda _: "now")
+    assert len({records._new_directory(Config()) for _ in range(3)}) == 3
+
+
+def test_initial_weights_that_are_not_finite(finished: Result, shards: Path, tmp_path: Path) -> None:
+    saved = torch.load(finished.run_dir / "model.pt", weights_only=True)["state_dict"]
+    name = next(name for name in saved if name.endswith("weight"))
+    saved[name].view(-1)[0] = float("nan")
+    torch.save(saved, tmp_path / "init.pt")
+    with pytest.raises(UserError, match=rf"init\.pt: {name} holds values that are not finite"):
+        run_once(shards, tmp_path / "run", init=str(tmp_path / "init.pt"))
+    saved[name].fill_(1e20)  # a z beyond the range of the first prototypes
+    torch.save(saved, tmp_path / "init.pt")
+    with pytest.raises(TrainingFailed, match="before the first round: client"):
+        run_once(shards, tmp_path / "run", init=str(tmp_path / "init.pt"))
 
 
 def test_a_run_is_never_overwritten(finished: Result, shards: Path, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def find(name: str) -> type[Algorithm]:
         module = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(module)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(f"--algorithm {name}: {type(error).__name__}: {error}") from error
     elif name in names():
         module = importlib.import_module(f"{__name__}.{name}")

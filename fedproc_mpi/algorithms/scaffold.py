@@ -69,4 +69,5 @@ class Scaffold(FedAvg):
         """c ← c + (|S|/m)·mean of the clients' changes."""
         super().server_update(state, sums, r)
         participants = float(sums.weights("control"))
-        state["control"].add_(sums.mean("control"), alpha=participants / r.num_clients)
+        # Two roundings: one fused step could round otherwise on another device than the server's.
+        state["control"].add_(sums.mean("control") * (participants / r.num_clients))

@@ -20,7 +20,11 @@ SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "M
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 MPIRUN_RANKS = ("OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID")  # set by an mpirun, not by srun
 # What launchers put into the environment of a task; a child that is to be no task must not see it.
-LAUNCHER_PREFIXES = ("OMPI_COMM_", "OMPI_MCA_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "MPI_", "HYDRA_", "HYDI_")
+# A user's settings (OMPI_MCA_…, MPICH_…) stay.
+LAUNCHER_PREFIXES = (
+    *("OMPI_COMM_", "OMPI_MCA_ess", "OMPI_MCA_orte", "OMPI_MCA_pmix", "OMPI_MCA_prte", "PMIX_", "PMI_"),
+    *("PRTE_", "SLURM_", "MPI_LOCAL", "HYDRA_", "HYDI_"),
+)
 PATIENCE = 5.0  # seconds that the silent tasks give to the one that speaks
 
 
@@ -49,6 +53,8 @@ def _leave(number: int, frame: object) -> None:
             file=sys.stderr,
             flush=True,
         )
+    if launched_tasks():  # the first to leave makes srun end the others, who are still in an import
+        time.sleep(PATIENCE)
     os._exit(Stopped.exit_code)  # a user's code may be running, which could swallow an exception
 
 

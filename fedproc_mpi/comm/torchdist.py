@@ -26,7 +26,8 @@ COLLECTIVE = timedelta(minutes=10)  # all ranks are there when one begins, so th
 class TorchComm(MpiComm):
     """`mpi`'s ranks, the client ranks among them joined in a torch.distributed group as well.
 
-    Construction is collective, and needs 2 ranks. Raises UserError, agreed, when the group cannot form.
+    Construction is collective, and needs 2 ranks. Raises UserError where the group cannot form: agreed where
+    ranks do not reach rank 0; by one rank alone where the backend fails, since the others then wait in it.
     """
 
     name = "torch"
@@ -44,7 +45,8 @@ class TorchComm(MpiComm):
         addresses = [LOOPBACK] if one_host else _own_addresses()
         addresses, port = self.share([addresses, port])
         self.agree(self._reach(addresses, port) if self.rank != 0 else None)
-        self.agree(self._join() if self.rank != 0 else None)
+        if self.rank != 0:
+            self._join()
 
     def broadcast(self, buffer: Tensor) -> None:
         self._sleep_until_all_are_here()
@@ -100,7 +102,7 @@ class TorchComm(MpiComm):
             f"port {port}; --transport mpi works without that"
         )
 
-    def _join(self) -> UserError | None:
+    def _join(self) -> None:
         try:
             dist.init_process_group(
                 self.backend,
@@ -112,8 +114,9 @@ class TorchComm(MpiComm):
             )
         except (RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())[:300]
-            return UserError(f"--transport torch: no {self.backend} group: {reason}; --transport mpi")
-        return None
+            raise UserError(
+                f"--transport torch: no {self.backend} group: {reason}; --transport mpi"
+            ) from error
 
 
 def _own_addresses() -> list[str]:

@@ -299,6 +299,8 @@ def transports(tell: Teller, MPI: Any, size: int, visible: list[int], transport:
     try:
         comm = connect_transport(comm, transport, False, placement, placements if comm.rank == 0 else None)
     except UserError as error:
+        if not error.agreed:  # the others wait in the backend: `main` ends them
+            raise
         said, _, remedy = str(error).partition("; ")
         tell.tell(Finding(WRONG, "transport", said, remedy))
         return

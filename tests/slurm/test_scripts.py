@@ -104,6 +104,29 @@ def test_site_sh_is_the_one_place_and_the_environment_wins(folder: Path) -> None
     assert f"no Python environment in {folder}/nowhere" in done.stderr
 
 
+def test_what_an_algorithm_prints_does_not_shift_the_plan(tmp_path: Path) -> None:
+    shards = make_shards(tmp_path)
+    mine = "from fedproc_mpi.algorithms.fedavg import FedAvg\nprint('hello')\nclass Mine(FedAvg): 'Mine.'\n"
+    (tmp_path / "mine.py").write_text(mine)
+    flags = ["--algorithm", "mine.py", "--shards", shards.name]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "jobs" / "plan.py"), *flags],
+        cwd=tmp_path,
+        env=clean_environment(SLURM_JOB_ID="1", SLURM_NTASKS="2", FEDPROC_LAUNCHER="mpirun"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "hello" in done.stderr
+    run_dir, file, launcher, *words = done.stdout.splitlines()
+    assert run_dir.startswith(f"runs/{shards.stem}-mine-s0-")
+    assert file == shards.name
+    assert launcher.endswith("/mpirun")
+    assert words[:2] == ["-n", "2"]
+
+
 def test_without_sbatch(folder: Path) -> None:
     done = script(folder, "jobs/cifar10_m10.slurm")
     assert done.returncode == 2
