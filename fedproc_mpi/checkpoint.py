@@ -21,10 +21,7 @@ def save_atomically(value: Any, path: Path) -> None:
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with open(temporary, "wb") as file:
-            torch.save(value, file)
-            file.flush()
-            os.fsync(file.fileno())
+        write_synced(value, temporary)
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:
         temporary.unlink(missing_ok=True)
@@ -33,6 +30,17 @@ def save_atomically(value: Any, path: Path) -> None:
             f"cannot save {path}: {' '.join(str(reason).split())}; what was saved before is still good: "
             "make room and go on with --resume"
         ) from error
+
+
+def write_synced(value: Any, path: Path, mode: str = "wb") -> None:
+    """torch.save and fsync. OSError or RuntimeError where that fails; what is there then is no good.
+
+    mode: "xb" where no file of that name may be there.
+    """
+    with open(path, mode) as file:
+        torch.save(value, file)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_checked(path: Path) -> Any:
@@ -88,11 +96,14 @@ def load(run_dir: Path, state: State) -> int:
 
 
 def kept_versions(run_dir: Path) -> list[list[int]]:
-    """The clients' versions that the kept checkpoints name, the newest checkpoint first."""
+    """The clients' versions that the kept checkpoints name, the newest checkpoint first.
+
+    After `load`, which has checked the one that counts: of the tensors nothing is read again.
+    """
     found = []
     for name in (NAME, PREVIOUS):
         try:
-            saved = read_checked(run_dir / name)
+            saved = torch.load(run_dir / name, map_location="cpu", weights_only=True, mmap=True)
             found.append([int(version) for version in saved["client_versions"]])
         except Exception:  # missing, or damaged in any way: it names nothing that could be used
             continue

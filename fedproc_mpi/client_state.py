@@ -7,7 +7,6 @@ the checkpoint, which lists each client's round, is the only commit. A file live
 nor a kept checkpoint names it; files that none names after a kill are deleted when the run goes on.
 """
 
-import os
 import re
 import time
 from collections import OrderedDict
@@ -17,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedproc_mpi.checkpoint import read_checked
+from fedproc_mpi.checkpoint import read_checked, write_synced
 from fedproc_mpi.errors import UserError
 
 ClientState = dict[str, Tensor]
@@ -86,10 +85,7 @@ class ClientStates:
         try:
             path.parent.mkdir(exist_ok=True)
             path.unlink(missing_ok=True)  # what an attempt at this round left that never counted
-            with open(path, "xb") as file:
-                torch.save(kept, file)
-                file.flush()
-                os.fsync(file.fileno())
+            write_synced(kept, path, "xb")
         except (OSError, RuntimeError) as error:
             path.unlink(missing_ok=True)
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

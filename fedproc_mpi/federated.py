@@ -230,7 +230,7 @@ def _open(federation: Federation) -> tuple[Path, int, bool]:
 
     federation.on_every_rank(on_rank_0)
     run_dir, first, finished, federation.kept_versions = comm.share(found)
-    federation.states.open(Path(run_dir), kept[0] if first and (kept := federation.kept_versions) else [])
+    federation.states.open(Path(run_dir), next(iter(federation.kept_versions), []))
     if comm.rank == 0 and not finished:
         federation.states.scan()
         federation.states.collect_garbage(federation.kept_versions)
