@@ -58,6 +58,11 @@ def clean_environment(**more: str) -> dict[str, str]:
     return {**kept, **AS_ROOT, "PYTHONPATH": str(ROOT), **more}
 
 
+def activated(*first: Path) -> str:
+    """PATH as in a shell where this Python's environment is activated, with `first` before it."""
+    return os.pathsep.join([*map(str, first), str(Path(sys.executable).parent), os.environ["PATH"]])
+
+
 def command(ranks: int | None, python: str = sys.executable) -> list[str]:
     """`python`, or mpirun of the same environment with that many ranks."""
     if ranks is None:

@@ -19,7 +19,7 @@ from fedproc_mpi.doctor import examine, trials
 from fedproc_mpi.doctor import findings as judge
 from fedproc_mpi.doctor.__main__ import early_end, main
 from fedproc_mpi.doctor.findings import Finding, Mpi, Mpirun, Rank
-from tests.conftest import clean_environment, command, finish, wait_for
+from tests.conftest import activated, clean_environment, command, finish, wait_for
 
 OPEN_MPI = "mpirun (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/community/help/\n"
 OPEN_MPI_4 = "mpirun (Open MPI) 4.1.4\n"
@@ -518,11 +518,10 @@ def test_a_wrong_flag_is_exit_2(flags: list[str]) -> None:
 
 def doctor(cwd: Path, ranks: int | None = None, *flags: str, **env: str) -> "subprocess.Popen[str]":
     """Start it, with the MPI of this Python first on PATH."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return subprocess.Popen(
         [*command(ranks), "-m", "fedproc_mpi.doctor", *flags],
         cwd=cwd,
-        env=clean_environment(**{"PATH": path, **env}),
+        env=clean_environment(**{"PATH": activated(), **env}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -568,9 +567,11 @@ def test_broken_states_are_reports_and_exit_1(tmp_path: Path) -> None:
     mpirun = tmp_path / "bin" / "mpirun"
     mpirun.write_text(f"#!/bin/sh\ncat <<'E'\n{HYDRA}E\n")
     mpirun.chmod(0o755)
-    path = os.pathsep.join([str(mpirun.parent), os.environ["PATH"]])
+    path = activated(mpirun.parent)
     (tmp_path / "ends" / "mpi4py").mkdir(parents=True)
-    (tmp_path / "ends" / "mpi4py" / "__init__.py").write_text("import os; print('*** oh'); os.abort()")
+    (tmp_path / "ends" / "mpi4py" / "__init__.py").write_text(
+        "import os; print('*** oh', flush=True); os.abort()"
+    )
     ends = os.pathsep.join([str(tmp_path / "ends"), clean_environment()["PYTHONPATH"]])
     tasks = {"SLURM_STEP_NUM_TASKS": "4", "PYTHONPATH": broken}
     states = {

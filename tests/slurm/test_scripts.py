@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedproc_mpi.config import PRESET_DIR, load_preset
-from tests.conftest import ROOT, clean_environment, make_shards
+from tests.conftest import ROOT, activated, clean_environment, make_shards
 
 pytestmark = pytest.mark.launches
 PRESETS = {p.stem: file for p in PRESET_DIR.glob("*.toml") if (file := load_preset(p.stem).get("shards"))}
@@ -112,7 +112,9 @@ def test_what_an_algorithm_prints_does_not_shift_the_plan(tmp_path: Path) -> Non
     done = subprocess.run(
         [sys.executable, str(ROOT / "jobs" / "plan.py"), *flags],
         cwd=tmp_path,
-        env=clean_environment(SLURM_JOB_ID="1", SLURM_NTASKS="2", FEDPROC_LAUNCHER="mpirun"),
+        env=clean_environment(
+            PATH=activated(), SLURM_JOB_ID="1", SLURM_NTASKS="2", FEDPROC_LAUNCHER="mpirun"
+        ),
         capture_output=True,
         text=True,
         timeout=60,
