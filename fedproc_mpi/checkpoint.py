@@ -2,7 +2,8 @@
 
 import os
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ def save_atomically(value: Any, path: Path) -> None:
     try:
         write_synced(value, temporary)
         os.replace(temporary, path)
+        sync_names(path.parent)
     except (OSError, RuntimeError) as error:
         temporary.unlink(missing_ok=True)
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -41,6 +43,17 @@ def write_synced(value: Any, path: Path, mode: str = "wb") -> None:
         torch.save(value, file)
         file.flush()
         os.fsync(file.fileno())
+    sync_names(path.parent)
+
+
+def sync_names(directory: Path) -> None:
+    """Have new names and renames of a directory outlive a power failure, where the file system can."""
+    with suppress(OSError):
+        fd = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def read_checked(path: Path) -> Any:
@@ -48,10 +61,15 @@ def read_checked(path: Path) -> Any:
 
     The archive holds a CRC-32 of each tensor, at which torch.load does not look.
     """
+    check_archive(path)
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def check_archive(path: Path) -> None:
+    """Any exception where a bit of what torch.save wrote has changed, or the file is not there."""
     with zipfile.ZipFile(path) as archive:
         if damaged := archive.testzip():
             raise ValueError(f"{damaged} has changed")
-    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def stage(run_dir: Path, state: State, next_round: int, versions: Sequence[int] = ()) -> None:
@@ -69,13 +87,16 @@ def commit(run_dir: Path) -> None:
     if (run_dir / NAME).exists():
         os.replace(run_dir / NAME, run_dir / PREVIOUS)
     os.replace(run_dir / STAGED, run_dir / NAME)
+    sync_names(run_dir)
 
 
-def load(run_dir: Path, state: State) -> int:
-    """Fill `state` from the newest good checkpoint; the round to go on with (0: there is none).
+def load(run_dir: Path, state: State, check: Callable[[Sequence[int]], None]) -> tuple[int, list[list[int]]]:
+    """Fill `state` from the newest good checkpoint: (the round to go on with, 0: there is none; versions).
 
-    A damaged newest checkpoint gives its place to the previous one, which the next commit then keeps.
-    Raises UserError when there are checkpoints but none can be read.
+    versions: of each client, as this checkpoint names them, and as the one before it does.
+    check(versions) raises where a file that they name is no good. A damaged newest checkpoint, or one
+    that names a damaged file, gives its place to the previous one, which the next commit then keeps.
+    Raises UserError when there are checkpoints but none is good.
     """
     broken: list[str] = []
     for name in (NAME, PREVIOUS):
@@ -83,28 +104,23 @@ def load(run_dir: Path, state: State) -> int:
             continue
         try:
             saved = read_checked(run_dir / name)
+            check(saved["client_versions"])
             for key, tensor in state.tensors().items():
                 tensor.copy_(saved["state"][key])
-            if broken:
-                os.replace(run_dir / name, run_dir / NAME)
-            return int(saved["next_round"])
         except Exception as error:  # a damaged file can fail in any way inside torch.load
-            broken.append(f"{name}: {type(error).__name__}")
-    if broken:
-        raise UserError(f"{run_dir}: no checkpoint can be read ({'; '.join(broken)}); start a new run")
-    return 0
-
-
-def kept_versions(run_dir: Path) -> list[list[int]]:
-    """The clients' versions that the kept checkpoints name, the newest checkpoint first.
-
-    After `load`, which has checked the one that counts: of the tensors nothing is read again.
-    """
-    found = []
-    for name in (NAME, PREVIOUS):
-        try:
-            saved = torch.load(run_dir / name, map_location="cpu", weights_only=True, mmap=True)
-            found.append([int(version) for version in saved["client_versions"]])
-        except Exception:  # missing, or damaged in any way: it names nothing that could be used
+            broken.append(f"{name}: {error if isinstance(error, UserError) else type(error).__name__}")
             continue
-    return found
+        if broken:
+            os.replace(run_dir / name, run_dir / NAME)
+        before = []
+        with suppress(Exception):  # missing, or damaged in any way: it names nothing that could be used
+            before = [versions_of(run_dir / PREVIOUS)]
+        return int(saved["next_round"]), [list(saved["client_versions"]), *before]
+    if broken:
+        raise UserError(f"{run_dir}: no checkpoint is whole ({'; '.join(broken)}); start a new run")
+    return 0, []
+
+
+def versions_of(path: Path) -> list[int]:
+    """The clients' versions that a checkpoint names; of its tensors nothing is read."""
+    return list(torch.load(path, map_location="cpu", weights_only=True, mmap=True)["client_versions"])

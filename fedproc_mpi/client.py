@@ -16,6 +16,7 @@ from torch import Tensor
 from fedproc_mpi import devices
 from fedproc_mpi.config import Config
 from fedproc_mpi.data import Batches, ClientData, cuts
+from fedproc_mpi.errors import UserError
 from fedproc_mpi.flat import FlatModel, State
 from fedproc_mpi.models import has_batchnorm
 from fedproc_mpi.seeds import seed_for, torch_generator
@@ -66,6 +67,11 @@ class Trainer:
         self._momentum_P = torch.zeros_like(model.grad_P)
         self._twins: dict[str, FlatModel] = {}
         self._min_batch = 2 if has_batchnorm(model.module) else 1
+        if config.batch_size < self._min_batch:
+            raise UserError(
+                f"--batch-size {config.batch_size}: one sample has no batch statistics, and the model has "
+                "BatchNorm; at least 2, or a model without (--norm group for the ResNets)"
+            )
 
     def train(
         self,

@@ -8,15 +8,17 @@ nor a kept checkpoint names it; files that none names after a kill are deleted w
 """
 
 import re
+import socket
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fedproc_mpi.checkpoint import read_checked, write_synced
+from fedproc_mpi.checkpoint import check_archive, read_checked, write_synced
 from fedproc_mpi.errors import UserError
 
 ClientState = dict[str, Tensor]
@@ -83,6 +85,11 @@ class ClientStates:
         kept = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in kept.items()}
         path = state_path(self._run_dir, client, version)
         try:
+            if not self._run_dir.is_dir():
+                raise UserError(
+                    f"{self._run_dir} is not there on {socket.gethostname()}: where clients keep state, the "
+                    "run directory must be on a file system that all ranks see (--run-dir)"
+                )
             path.parent.mkdir(exist_ok=True)
             path.unlink(missing_ok=True)  # what an attempt at this round left that never counted
             write_synced(kept, path, "xb")
@@ -124,11 +131,28 @@ class ClientStates:
 
 def read_state(run_dir: Path, client: int, version: int) -> ClientState:
     """What a client kept after round `version`, on the CPU. UserError when the file cannot be read."""
+    with _told(run_dir, client, version) as path:
+        return read_checked(path)
+
+
+def verify_states(run_dir: Path, versions: Sequence[int]) -> None:
+    """Read the files of all clients' versions through. UserError when one is missing or has changed."""
+    for client, version in enumerate(versions):
+        if version != NONE:
+            with _told(run_dir, client, version) as path:
+                check_archive(path)
+
+
+@contextmanager
+def _told(run_dir: Path, client: int, version: int) -> Iterator[Path]:
     path = state_path(run_dir, client, version)
     try:
-        return read_checked(path)
+        yield path
     except Exception as error:  # a damaged file can fail in any way
-        raise UserError(f"{path}: client {client}'s state cannot be read: {type(error).__name__}") from error
+        raise UserError(
+            f"{path}: client {client}'s state cannot be read ({type(error).__name__}); --resume goes back to "
+            "the last checkpoint that is whole"
+        ) from error
 
 
 def _bytes(kept: ClientState) -> int:

@@ -121,9 +121,10 @@ def add_counts(counts: Iterable[Mapping[str, Any]]) -> Counts:
 def accuracies(counts: Counts, num_test: int, own_sizes: Sequence[int]) -> dict[str, float]:
     """What `metrics.jsonl` records, from the sum of all ranks' counts.
 
-    accuracy: of the global model, or the mean (with `accuracy_std`) over the personal models that were
-    evaluated, on the global test set; client_accuracy_*: mean, std and worst decile over the clients,
-    each on its own test rows; prototype_accuracy, client_prototype_accuracy_*: by nearest prototype.
+    accuracy: of the global model, or the mean (with `accuracy_std`) over the `clients_evaluated` personal
+    models that were evaluated, on the global test set; client_accuracy_*: mean, std and worst decile over
+    the clients, each on its own test rows; prototype_accuracy, client_prototype_accuracy_*: by the nearest
+    prototype.
     own_sizes: number of each client's own test rows; clients without any are left out of their view.
     """
     found: dict[str, float] = {}
@@ -134,6 +135,7 @@ def accuracies(counts: Counts, num_test: int, own_sizes: Sequence[int]) -> dict[
         personal = GLOBAL not in sets["test"]
         if personal:
             found[f"{prefix}accuracy_std"] = pstdev(on_test)
+            found["clients_evaluated"] = len(on_test)
         clients = [k for k in (sets["test"] if personal else range(len(own_sizes))) if own_sizes[k]]
         if clients:
             own = sorted(sets["own"].get(k, 0) / own_sizes[k] for k in clients)

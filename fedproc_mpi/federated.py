@@ -5,12 +5,14 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from fedproc_mpi import checkpoint
 from fedproc_mpi.client import Round
+from fedproc_mpi.client_state import verify_states
 from fedproc_mpi.cohort import Speeds, assign, sample_cohort
 from fedproc_mpi.comm import Comm
 from fedproc_mpi.comm.serial import SerialComm
@@ -133,12 +135,13 @@ class Federation(Parts):
 
     def _judge(self, reports: list[dict[str, Any]], cohort: list[int]) -> dict[str, Any]:
         """What the server makes of the ranks' reports."""
-        for rank, report in enumerate(reports):
+        # Samples a second tell a rank's speed where all clients' models are alike.
+        for rank, report in enumerate(reports if len(self.trainers) == 1 else ()):
             self._speeds.update(rank, report["samples"], sum(report["seconds"].values()))
         diverged = sorted(entry for report in reports for entry in report["diverged"])
         failed = ""
         if diverged and self.config.on_diverged == "stop":
-            failed = f"{diverged[0][1]}; --on-diverged exclude goes on without"
+            failed = f"{diverged[0][1]}; --resume --on-diverged exclude goes on without it"
         elif len(diverged) == len(cohort):
             failed = f"every client of the cohort diverged; the first: {diverged[0][1]}"
         return {
@@ -224,8 +227,11 @@ def _open(federation: Federation) -> tuple[Path, int, bool]:
             assert federation.placements is not None
             facts = environment(comm.name, federation.placements)
             run_dir, finished = open_run_dir(config, federation.shards, facts)
-            first = checkpoint.load(run_dir, federation.state) if config.resume and not finished else 0
-            kept = checkpoint.kept_versions(run_dir) if first else []
+            first = 0
+            kept: list[list[int]] = []
+            if config.resume and not finished:
+                check = partial(verify_states, run_dir)
+                first, kept = checkpoint.load(run_dir, federation.state, check)
             found.extend([str(run_dir), first, finished, kept])
 
     federation.on_every_rank(on_rank_0)

@@ -5,7 +5,7 @@ Shapes: B batch, C channels, H height, W width, D width of z, K classes.
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
@@ -89,8 +89,8 @@ def build_model(
     """A model with the weights that `seed` draws; the caller's random state is left alone.
 
     name: one of MODELS or RESNETS, `auto` (by image size), or `module:Class`, called with
-    (shape, num_classes). norm: batch or group, of the ResNets. Raises UserError for an unknown name, or
-    a model that does not return (z_BD, logits_BK).
+    (shape, num_classes). norm: batch or group, of the ResNets alone (`check_norm`). Raises UserError for
+    an unknown name, or a model that does not return (z_BD, logits_BK).
     """
     if name == "auto":
         name = "simple-cnn" if min(shape[:2]) >= 28 else "small-cnn"
@@ -106,6 +106,14 @@ def build_model(
     return model
 
 
+def check_norm(names: Iterable[str], norm: str) -> None:
+    """Raises UserError where `norm` is asked for and none of the models has such layers of ours."""
+    if norm != "batch" and not set(names) & set(RESNETS):
+        raise UserError(
+            f"--norm {norm} is for {' and '.join(RESNETS)}; {', '.join(names)} has no such layers"
+        )
+
+
 def embedding_size(model: nn.Module, shape: ImageShape) -> int:
     """D: the width of z."""
     return _probe(model, shape)[0].shape[1]
@@ -119,8 +127,6 @@ def has_batchnorm(model: nn.Module) -> bool:
 def _factory(name: str, norm: str) -> Factory:
     if name in RESNETS:
         return lambda shape, num_classes: _resnet(name, shape, num_classes, norm)
-    if norm != "batch":
-        raise UserError(f"--norm {norm} is for {' and '.join(RESNETS)}; {name} has no such layers of ours")
     if ":" in name:
         return _import_model(name)
     if name not in MODELS:

@@ -20,7 +20,7 @@ from fedproc_mpi.data import Batches, Clients
 from fedproc_mpi.errors import FedprocError, UserError
 from fedproc_mpi.evaluation import TestShare, accuracies, add_counts
 from fedproc_mpi.flat import Entry, FlatModel, State, list_sha256, tensors_sha256
-from fedproc_mpi.models import build_model, embedding_size
+from fedproc_mpi.models import build_model, check_norm, embedding_size
 from fedproc_mpi.seeds import seed_for
 from fedproc_mpi.shards import Shards
 
@@ -86,6 +86,7 @@ class Parts:
         # Rank 0 evaluates only where it is alone: elsewhere it sleeps while the client ranks work.
         self.test = TestShare(self.clients, share, shares)
         kinds = dict.fromkeys(self.algorithm.model_of(config, k) for k in range(shards.num_clients))
+        check_norm(kinds, config.norm)
         self.trainers = {kind: self._trainer(kind) for kind in kinds}
         self.trainer = self.trainer_of(0)
         for kind, trainer in self.trainers.items():

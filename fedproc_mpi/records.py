@@ -42,11 +42,11 @@ def open_run_dir(config: Config, shards: Shards, environment: Mapping[str, Any])
                 raise UserError(f"{path} already holds {state}; add --resume to go on, or choose another")
             if differing := differences(path, config, fingerprint):
                 raise UserError(f"{path}: --resume with a config that differs: {differing}")
-            return path, (path / SUMMARY).exists()
+            return _taken_up(path, config), (path / SUMMARY).exists()
     else:
         found = _newest_unfinished(config, fingerprint) if config.resume else None
         if found:
-            return found, False
+            return _taken_up(found, config), False
         path = None
     header = dataclasses.asdict(shards.header) | {"fingerprint": fingerprint}
     kept = {**config.flat(), "run_dir": "", "resume": False, "shards_copy": ""}
@@ -59,6 +59,14 @@ def open_run_dir(config: Config, shards: Shards, environment: Mapping[str, Any])
     except OSError as error:
         raise UserError(f"{path or TOP}: cannot write there: {error.strerror}") from error
     return path, False
+
+
+def _taken_up(run_dir: Path, config: Config) -> Path:
+    """The same run, whose config.json tells that diverged clients are now left out, where they are."""
+    kept = read_json(run_dir / CONFIG)
+    if kept["on_diverged"] != config.on_diverged and not (run_dir / SUMMARY).exists():
+        _write_json(run_dir / CONFIG, {**kept, "on_diverged": config.on_diverged})
+    return run_dir
 
 
 def _new_directory(config: Config) -> Path:
@@ -87,12 +95,15 @@ def differences(run_dir: Path, config: Config, fingerprint: str) -> str:
     """The result fields in which a run's config differs, in words; '' where there is none.
 
     A run records the device that its ranks found; where they have not looked yet, `auto` differs from none.
+    As long as --on-diverged stop has not stopped a run, `exclude` would have given the same.
     """
     old = read_json(run_dir / CONFIG)
     words = [
         f"{flag(key)} was {old.get(key)!r}, now {value!r}"
         for key, value in config.result_fields().items()
-        if old.get(key) != value and not (key == "device" and "auto" in (old.get(key), value))
+        if old.get(key) != value
+        and not (key == "device" and "auto" in (old.get(key), value))
+        and not (key == "on_diverged" and (old.get(key), value) == ("stop", "exclude"))
     ]
     if old.get("data", {}).get("fingerprint") != fingerprint:
         words.append("the shards' contents changed")
@@ -194,7 +205,10 @@ class Recorder:
         for line in self.lines:
             for phase, value in line["seconds"].items():
                 seconds[phase] = seconds.get(phase, 0.0) + value
-        accuracies = [line["accuracy"] for line in self.lines if line.get("accuracy") is not None]
+        # Personal models are those of the round's cohort, at the end all: only like is compared with like.
+        of = self.lines[-1].get("clients_evaluated")
+        told = [line for line in self.lines if line.get("accuracy") is not None]
+        accuracies = [line["accuracy"] for line in told if line.get("clients_evaluated") == of]
         summary = {
             "algorithm": self._config.algorithm,
             "rounds": self._config.rounds,

@@ -22,6 +22,7 @@ from fedproc_mpi.data import ClientData
 from fedproc_mpi.flat import Entry, FlatModel, State, list_sha256, tensors_sha256
 from fedproc_mpi.sums import Diverged, Term, WeightedSums
 from tests.conftest import ROOT, call
+from tests.small_models import WithBatchNorm
 from tests.test_client import PlainBatches
 
 POISON = str(ROOT / "tests" / "poison.py")
@@ -56,10 +57,18 @@ class Line(nn.Module):
         return x_B1.expand(-1, 2), self.linear(x_B1)
 
 
-def line_trainer(**config: object) -> Trainer:
+class Ray(Line):
+    """The same with z = logits = (w0·x, w1·x)."""
+
+    def forward(self, x_BCHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        _, z_BD = super().forward(x_BCHW)
+        return z_BD, z_BD
+
+
+def line_trainer(model: type[Line] = Line, **config: object) -> Trainer:
     """Two epochs of one batch at lr 1: two steps."""
     plain = {"lr": 1.0, "momentum": 0.0, "weight_decay": 0.0, "local_epochs": 2} | config
-    return Trainer(Config.create(**plain), FlatModel(Line()), PlainBatches(), 2, 2)
+    return Trainer(Config.create(**plain), FlatModel(model()), PlainBatches(), 2, 2)
 
 
 ONE = ClientData(0, torch.ones(1, 1, 1, 1, dtype=torch.uint8), torch.tensor([0]))  # x = 1 of class 0
@@ -171,6 +180,70 @@ def test_moons_term_is_0_in_a_clients_first_round_and_not_later() -> None:
     second = algorithm.client_update(trainer, ONE, state, Round(4, 5), own)
     # here z does not depend on the weights, so all three models agree: ln 2
     assert second["losses"].values[2].item() == pytest.approx(math.log(2), abs=1e-6)
+
+
+NO_COUNTERS = torch.zeros(0, dtype=torch.int64)
+
+
+def test_moon_pulls_to_the_global_model_away_from_the_previous_one_and_keeps_the_trained() -> None:
+    # w_t = (1, 0), previous (0, 1); z starts at (1, 0): cosines 1 and 0, over τ = 0.5 2 and 0.
+    # ln(1 + e^-2) = 0.1269280 (exchanged: ln(1 + e^2) = 2.1269280); along w1 the far cosine grows by 1:
+    # 1/0.5 / (1 + e^2) = 0.2384058. Cross-entropy: p0 = 1/(1+e^-1) = 0.7310586, gradient ∓0.2689414.
+    trainer, algorithm = line_trainer(Ray, local_epochs=1), Moon(mu=1.0)
+    state = start_state(algorithm, trainer)
+    state["model"].copy_(torch.tensor([1.0, 0.0]))
+    own = {"model": torch.tensor([0.0, 1.0]), "counters": NO_COUNTERS}
+    terms = algorithm.client_update(trainer, ONE, state, Round(4, 5), own)
+    total, ce, contrastive = terms["losses"].values.tolist()
+    assert (ce, contrastive) == pytest.approx((0.3132617, 0.1269280), abs=1e-6)
+    assert total == pytest.approx(0.3132617 + 0.1269280, abs=1e-6)
+    trained = [1.2689414, -0.2689414 - 0.2384058]
+    assert terms["model"].values.tolist() == pytest.approx(trained, abs=1e-6)
+    assert own["model"].tolist() == pytest.approx(trained, abs=1e-6)
+    assert state["model"].tolist() == [1.0, 0.0]
+
+
+def test_fedproto_pulls_z_to_the_prototype_and_sends_the_trained_models_means() -> None:
+    # w = (1, 0), prototype of class 0 at the origin, λ = 0.5: MSE 0.5, its gradient z = (1, 0) times λ.
+    # Cross-entropy as above: w = (1 - 0.5 + 0.2689414, -0.2689414). z of the one sample is then w itself.
+    trainer, algorithm = line_trainer(Ray, local_epochs=1), FedProto(lam=0.5)
+    state = State(algorithm.entries(trainer))
+    state["prototypes"].copy_(torch.tensor([[0.0, 0.0], [5.0, 5.0]]))
+    state["seen"].copy_(torch.tensor([True, False]))
+    own = {"model": torch.tensor([1.0, 0.0]), "counters": NO_COUNTERS}
+    terms = algorithm.client_update(trainer, ONE, state, Round(1, 2), own)
+    assert set(terms) == {"losses", "prototypes"}
+    assert terms["losses"].values.tolist() == pytest.approx([0.5632617, 0.3132617, 0.5], abs=1e-6)
+    assert own["model"].tolist() == pytest.approx([0.7689414, -0.2689414], abs=1e-6)
+    assert terms["prototypes"].values[0].tolist() == pytest.approx([0.7689414, -0.2689414], abs=1e-6)
+    assert terms["prototypes"].weight.tolist() == [1, 0]
+
+
+def test_batchnorm_is_averaged_by_sample_count_and_has_no_variates() -> None:
+    # 1 sample at 1 and 3 samples at 5: (1 + 15)/4 = 4; counters (7 + 33)/4 = 10
+    module = WithBatchNorm((2, 2, 1), 2)
+    trainer = Trainer(Config.create(), FlatModel(module), PlainBatches(), 2, 16)
+    model, algorithm = trainer.model, Scaffold()
+    entries = {"model": Entry(tuple(model.vector_S.shape)), "counters": Entry((1,), torch.int64)}
+    state = State(entries | algorithm.entries(trainer))
+    assert len(state["control"]) == sum(p.numel() for p in module.parameters())
+    assert len(state["model"]) == len(state["control"]) + 2 * 4
+    r = Round(0, 1, num_clients=2)
+    sums = WeightedSums(algorithm.groups(state, trainer, [1, 3], r))
+    for k, (value, counter, n) in enumerate([(1.0, 7, 1), (5.0, 11, 3)]):
+        terms = {
+            "model": Term(torch.full_like(model.vector_S, value), n),
+            "counters": Term(torch.tensor([counter]), n),
+            "losses": Term(torch.zeros(2), n),
+        }
+        sums.add(k, terms | {"control": Term(torch.zeros_like(state["control"]), 1)})
+    algorithm.server_update(state, sums, r)
+    model.load(state["model"], state["counters"])
+    norm = module.encoder[1]
+    assert isinstance(norm, nn.BatchNorm2d)
+    assert norm.running_mean is not None
+    assert norm.running_mean.tolist() == [4.0] * 4
+    assert norm.num_batches_tracked == 10
 
 
 def test_fedprotos_loss_is_the_mse_over_batch_and_width() -> None:

@@ -10,6 +10,7 @@ from torch import nn
 from fedproc_mpi.client import Batch, Trainer
 from fedproc_mpi.config import Config
 from fedproc_mpi.data import Batches, ClientData, Clients, cuts
+from fedproc_mpi.errors import UserError
 from fedproc_mpi.flat import Entry, FlatModel, State
 from fedproc_mpi.models import build_model
 from fedproc_mpi.seeds import torch_generator
@@ -88,6 +89,26 @@ def test_a_lone_sample_never_meets_batchnorm_in_train_mode(samples: int) -> None
     # 5 samples in batches of 2: the lone last one joins the batch before it
     assert sizes == ([1, 1] if samples == 1 else [2, 3, 2, 3])
     assert trainer.model.counters_N.tolist() == [0 if samples == 1 else 4]
+
+
+def test_a_batch_of_one_is_refused_where_there_is_batchnorm() -> None:
+    with pytest.raises(UserError, match="--batch-size 1: one sample has no batch statistics"):
+        trainer_of(Identity2(), batch_size=1)
+    trainer_of(build_model("small-cnn", (8, 8, 1), 3, False, 0), batch_size=1)
+
+
+def test_a_frozen_model_is_in_eval_mode_and_stays_as_it_is() -> None:
+    trainer = trainer_of(Identity2())
+    vector = trainer.model.vector_S.clone()
+    vector[trainer.model.num_params :] = torch.tensor([1.0, 2.0, 4.0, 4.0])  # running mean and variance
+    z_of = trainer.frozen("other", vector, torch.tensor([7]))
+    # (x - mean)/2; with the batch's own statistics it would be ±1
+    for _ in range(2):
+        assert z_of(torch.tensor([[3.0, 4.0], [5.0, 8.0]])).tolist() == [[1.0, 1.0], [2.0, 3.0]]
+    twin = trainer._twins["other"]
+    assert torch.equal(twin.vector_S, vector)
+    assert twin.counters_N.tolist() == [7]
+    assert trainer.model.vector_S[trainer.model.num_params :].tolist() == [0.0, 0.0, 1.0, 1.0]
 
 
 def test_cuts() -> None:

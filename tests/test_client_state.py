@@ -10,7 +10,7 @@ import torch
 
 from fedproc_mpi import Config, TrainingFailed, UserError, load_model, run
 from fedproc_mpi.__main__ import main
-from fedproc_mpi.checkpoint import NAME, PREVIOUS, kept_versions
+from fedproc_mpi.checkpoint import NAME, PREVIOUS, versions_of
 from fedproc_mpi.client_state import ClientState, ClientStates, state_path
 from fedproc_mpi.evaluation import accuracies, add_counts, worst_decile
 from fedproc_mpi.shards import Shards
@@ -28,6 +28,10 @@ def states_in(run_dir: Path, cache_bytes: int = 1000) -> ClientStates:
 
 def numbered(value: float) -> ClientState:
     return {"c": torch.full((10,), float(value))}
+
+
+def kept_versions(run_dir: Path) -> list[list[int]]:
+    return [versions_of(run_dir / name) for name in (NAME, PREVIOUS)]
 
 
 def files_in(run_dir: Path) -> set[str]:
@@ -136,16 +140,59 @@ def test_kill_and_resume_and_a_damaged_checkpoint(shards: Path, tmp_path: Path) 
     assert first_rounds[1] == first_rounds[0] - 5
 
 
-def test_a_damaged_newest_checkpoint_does_not_push_the_good_one_out(shards: Path, tmp_path: Path) -> None:
-    config = {**SMALL, "algorithm": "moon", "checkpoint_every": 1, "shards": str(shards)}
-    run(Config.create(**config, run_dir=str(tmp_path)))
-    (tmp_path / "summary.json").unlink()  # as if killed before the end
+@pytest.mark.parametrize("algorithm", ["scaffold", "moon", "solo", "fedproto"])
+def test_goes_on_from_what_is_whole(shards: Path, tmp_path: Path, algorithm: str) -> None:
+    """As if killed after the last round; then with a damaged checkpoint; then with a damaged client file."""
+    more = {"checkpoint_every": 1, "shards": str(shards), "run_dir": str(tmp_path), "resume": True}
+    config = Config.create(**{**SMALL, "algorithm": algorithm, "sample_rate": 0.4, **more})
+    straight = run(config)
+    assert straight is not None
+    newest, previous = kept_versions(tmp_path)
+    assert -1 in newest  # a client that was never drawn; where models are personal its first model counts
+
+    def again(resumed_at: int) -> None:
+        (tmp_path / "summary.json").unlink()
+        result = run(config)
+        assert result is not None
+        assert result.summary["model_sha256"] == straight.summary["model_sha256"]
+        assert result.summary["resumed_at_round"] == resumed_at
+        rounds = [torch.load(tmp_path / name)["next_round"] for name in (NAME, PREVIOUS)]
+        assert rounds == [3, 2]  # a damaged checkpoint has not pushed the good one out
+
+    again(3)
     (tmp_path / NAME).write_bytes(b"broken")
-    result = run(Config.create(**config, run_dir=str(tmp_path), resume=True))
-    assert result is not None
-    assert result.summary["resumed_at_round"] == 2
-    rounds = [torch.load(tmp_path / name)["next_round"] for name in (NAME, PREVIOUS)]
-    assert rounds == [3, 2]
+    again(2)
+    trained = next(k for k in range(5) if newest[k] != previous[k])
+    path = state_path(tmp_path, trained, newest[trained])
+    path.write_bytes(with_one_bit_changed(path))
+    again(2)
+    path.unlink()
+    again(2)
+    both = next(k for k in range(5) if newest[k] == previous[k] != -1)
+    state_path(tmp_path, both, newest[both]).unlink()
+    (tmp_path / "summary.json").unlink()
+    with pytest.raises(UserError, match=rf"no checkpoint is whole .*client {both}'s state cannot be read"):
+        run(config)
+
+
+def test_a_run_directory_that_a_rank_does_not_see_is_told(tmp_path: Path) -> None:
+    states = states_in(tmp_path / "only on rank 0's host")
+    with pytest.raises(UserError, match="must be on a file system that all ranks see"):
+        states.save(0, 0, numbered(1))
+
+
+def test_memory_is_bounded_with_1000_clients(tmp_path: Path) -> None:
+    states = ClientStates(1000, CPU, 400, initial=lambda k: {})
+    states.open(tmp_path, [])
+    for t in range(2):
+        for k in range(t, 1000, 7):
+            states.save(k, t, numbered(k))
+        states.advance(range(t, 1000, 7), t)
+        states.collect_garbage([])
+    assert len(states._cache) == 10
+    assert [states.load(k)["c"][0] for k in range(0, 1000, 7)] == list(range(0, 1000, 7))
+    assert states.load(2) == {}
+    assert len(states._cache) == 10
 
 
 def poisoned(shards: Path, run_dir: Path, clients: str, how: str) -> list[str]:
@@ -161,7 +208,17 @@ def test_a_diverged_client_stops_the_run(
     told = capsys.readouterr().err
     assert "round 1: client " in told
     assert "classifier.bias reached nan" in told
-    assert "--on-diverged exclude" in told
+    assert "--resume --on-diverged exclude" in told
+    # The remedy gives what exclude would have given from the start, and is part of the record.
+    assert main([*poisoned(shards, tmp_path, "3,1", "exclude"), "--resume"]) == 0
+    assert main(poisoned(shards, tmp_path / "other", "3,1", "exclude")) == 0
+    summaries = [json.loads((d / "summary.json").read_text()) for d in (tmp_path, tmp_path / "other")]
+    assert summaries[0]["resumed_at_round"] == 1
+    assert summaries[0]["model_sha256"] == summaries[1]["model_sha256"]
+    assert json.loads((tmp_path / "config.json").read_text())["on_diverged"] == "exclude"
+    capsys.readouterr()
+    assert main([*poisoned(shards, tmp_path, "3,1", "stop"), "--resume"]) == 2
+    assert "--on-diverged was 'exclude', now 'stop'" in capsys.readouterr().err
 
 
 def test_a_diverged_client_is_left_out_and_keeps_its_old_state(
@@ -213,6 +270,7 @@ def test_accuracies_from_counts() -> None:
         {
             "accuracy": 0.5,
             "accuracy_std": 0.1,
+            "clients_evaluated": 2,
             "client_accuracy_mean": 0.5,
             "client_accuracy_std": 0.0,
             "client_accuracy_worst_decile": 0.5,
@@ -231,6 +289,35 @@ def predict(run_dir: Path, shards: Shards, client: int | None = None) -> np.ndar
     with torch.no_grad():
         logits = load_model(run_dir, client)(torch.from_numpy(images).permute(0, 3, 1, 2))
     return logits.argmax(1).numpy()
+
+
+def by_prototype(run_dir: Path, shards: Shards, distance: str, client: int | None = None) -> np.ndarray:
+    """Classes by the nearest prototype, in numpy."""
+    images, _ = shards.test(0, shards.num_test)
+    model = load_model(run_dir, client)
+    assert model.prototypes_KD is not None
+    proto_KD = model.prototypes_KD.numpy()
+    with torch.no_grad():
+        z_ND = model.embed(torch.from_numpy(images).permute(0, 3, 1, 2)).numpy()
+    if distance == "euclid":
+        return np.linalg.norm(z_ND[:, None] - proto_KD, axis=2).argmin(1)
+    lengths_NK = np.linalg.norm(z_ND, axis=1)[:, None] * np.linalg.norm(proto_KD, axis=1)
+    return (z_ND @ proto_KD.T / lengths_NK).argmax(1)
+
+
+def test_accuracies_by_prototype_agree_with_the_loaded_models(shards: Path, tmp_path: Path) -> None:
+    small = {**SMALL, "shards": str(shards), "sample_rate": 1.0, "local_epochs": 3}
+    with Shards(shards) as file:
+        _, labels = file.test(0, file.num_test)
+        rows = [file.client_test_rows(k) for k in range(5)]
+        for name, distance, clients in (("fedproc", "cosine", [None]), ("fedproto", "euclid", range(5))):
+            result = run(Config.create(algorithm=name, run_dir=str(tmp_path / name), **small))
+            assert result is not None
+            right_m = [by_prototype(tmp_path / name, file, distance, k) == labels for k in clients]
+            own = [right_m[min(k, len(right_m) - 1)][rows[k]].mean() for k in range(5)]
+            assert result.summary["prototype_accuracy"] == pytest.approx(np.mean(right_m), abs=0.003)
+            assert result.summary["client_prototype_accuracy_mean"] == pytest.approx(np.mean(own), abs=0.003)
+            assert result.summary["prototype_accuracy"] > 0.3
 
 
 def test_both_views_agree_with_the_loaded_models(shards: Path, tmp_path: Path) -> None:
@@ -256,5 +343,9 @@ def test_both_views_agree_with_the_loaded_models(shards: Path, tmp_path: Path) -
         own = [right_m[k][rows[k]].mean() for k in range(5)]
         assert lines[-1]["client_accuracy_mean"] == pytest.approx(np.mean(own), abs=0.003)
         assert [line["accuracy"] is not None for line in lines] == [t in (2, 5, 7) for t in range(8)]
+        # Each round the cohort's models, at the end all: the best is of the rounds in which as many count.
+        assert [line.get("clients_evaluated") for line in lines] == [None, None, 3, None, None, 3, None, 5]
+        solo = json.loads((tmp_path / "own" / "summary.json").read_text())
+        assert solo["best_accuracy"] == solo["final_accuracy"] == lines[-1]["accuracy"]
         with pytest.raises(UserError, match="all clients share one model"):
             load_model(tmp_path / "one", client=0)

@@ -1,10 +1,12 @@
 """Flags, presets, and what is said when they are wrong: one line that names the mistake and the remedy."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from fedproc_mpi import algorithms
 from fedproc_mpi.cli import parse
 from fedproc_mpi.config import Config
 from fedproc_mpi.errors import UserError
@@ -86,7 +88,9 @@ def test_help_lists_the_algorithms_and_the_chosen_ones_flags(capsys: pytest.Capt
         parse(["--help"])
     shown = capsys.readouterr().out
     assert not leaving.value.code
-    assert "FedAvg: local SGD" in shown
+    for name in algorithms.names():
+        what = (algorithms.find(name).__doc__ or "").split(":")[0]
+        assert re.search(rf"\b{name} +{what}: ", shown), name
     for name in Config.create().result_fields():
         assert f"--{name.replace('_', '-')}" in shown
     assert "--temperature" in shown

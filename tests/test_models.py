@@ -6,7 +6,7 @@ import torchvision
 from torch import nn
 
 from fedproc_mpi.errors import UserError
-from fedproc_mpi.models import build_model, has_batchnorm
+from fedproc_mpi.models import build_model, check_norm, has_batchnorm
 
 
 @pytest.fixture(autouse=True)
@@ -133,11 +133,16 @@ def test_auto_goes_by_size():
     assert count(build("auto", (8, 8, 1))) == count(build("small-cnn", (8, 8, 1)))
 
 
+def test_norm_is_of_the_resnets_alone():
+    check_norm(["simple-cnn", "resnet18"], "group")  # clients with models of several kinds
+    with pytest.raises(UserError, match="--norm group is for resnet18 and resnet50; small-cnn has"):
+        check_norm(["small-cnn"], "group")
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "norm", "words"),
     [
         ("resnet500", (32, 32, 3), "batch", "did you mean resnet50"),
-        ("simple-cnn", (32, 32, 3), "group", "--norm group is for resnet18 and resnet50"),
         ("simple-cnn", (8, 8, 1), "batch", "too small"),
     ],
 )

@@ -127,7 +127,7 @@ def test_resume_from_the_previous_checkpoint_when_the_newest_is_damaged(
     (run_dir / "summary.json").unlink()
     for name in ("checkpoint.pt", "checkpoint.prev.pt"):
         (run_dir / name).write_bytes(b"broken")
-    with pytest.raises(UserError, match="no checkpoint can be read"):
+    with pytest.raises(UserError, match="no checkpoint is whole"):
         run_once(shards, run_dir, resume=True)
 
 
