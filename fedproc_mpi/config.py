@@ -65,6 +65,9 @@ class Config:
     threads: int = setting(1, "intra-op threads a rank; changes the last bits of convolutions")
     channels_last: bool = setting(True, "memory format of images and convolution weights")
     precision: Literal["fp32", "tf32", "bf16"] = setting("fp32", "arithmetic of training and evaluation")
+    deterministic: bool = setting(
+        True, "kernels that give the same bits each time; off: those that are faster on GPUs, and no promise"
+    )
     device: Literal["auto", "cpu", "cuda"] = setting(
         "auto", "where clients train; auto: on GPUs where torch sees any"
     )

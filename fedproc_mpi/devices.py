@@ -4,7 +4,7 @@ import os
 import socket
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,7 +15,10 @@ from fedproc_mpi.errors import UserError
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a rank runs. gpu: its index among those visible to the rank, None on the CPU."""
+    """Where a rank runs. gpu: its index among those visible to the rank, None on the CPU.
+
+    gpu_pci: the card's place on the bus, '' where torch does not tell; slices (MIG) of a card share it.
+    """
 
     rank: int
     host: str
@@ -24,6 +27,7 @@ class Placement:
     gpu: int | None = None
     gpu_name: str = ""
     gpu_uuid: str = ""
+    gpu_pci: str = ""
 
     @property
     def device(self) -> torch.device:
@@ -45,8 +49,9 @@ def set_up(config: Config, comm: Comm) -> Placement:
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_num_threads(config.threads)
-    torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms imports the compiler: 2 s
-    torch.backends.cudnn.benchmark = False
+    # use_deterministic_algorithms imports the compiler: 2 s
+    torch.set_deterministic_debug_mode("error" if config.deterministic else "default")
+    torch.backends.cudnn.benchmark = not config.deterministic
     tf32 = config.precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32
@@ -64,11 +69,28 @@ def place(config: Config, comm: Comm) -> Placement:
     views = comm.collect([host, visible])
     comm.agree(None if views is None else _check(config.device, [views[r] for r in comm.client_ranks]))
     gpu = pick_gpu(comm.rank, local_clients, visible, config.server_gpu)
-    if gpu is None:
-        return Placement(comm.rank, host, config.threads, cores)
+    placement, error = Placement(comm.rank, host, config.threads, cores), None
+    if gpu is not None:
+        try:
+            name, uuid, pci = _take(gpu)
+            placement = replace(placement, gpu=gpu, gpu_name=name, gpu_uuid=uuid, gpu_pci=pci)
+        except (RuntimeError, AssertionError) as caught:
+            reason = " ".join(str(caught).split())[:200]
+            error = UserError(
+                f"rank {comm.rank} cannot use GPU {gpu} of {visible} on {host} ({reason}); name the GPUs or "
+                "MIG slices that work in CUDA_VISIBLE_DEVICES, or --device cpu"
+            )
+    comm.agree(error)
+    return placement
+
+
+def _take(gpu: int) -> tuple[str, str, str]:
+    """Make it the current GPU: (name, UUID, place on the bus)."""
     torch.cuda.set_device(gpu)
     found = torch.cuda.get_device_properties(gpu)
-    return Placement(comm.rank, host, config.threads, cores, gpu, found.name, str(found.uuid))
+    bus = [getattr(found, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    pci = "" if None in bus else ":".join(f"{number:02x}" for number in bus)
+    return found.name, str(found.uuid), pci
 
 
 def pick_gpu(rank: int, local_clients: Sequence[int], visible: int, server_gpu: bool) -> int | None:

@@ -193,7 +193,7 @@ def _run(federation: Federation) -> Result | None:
         return None
     summary = recorder.summarise(
         **hashes,
-        deterministic=True,
+        deterministic=federation.config.deterministic,
         ranks=comm.size,
         transport=comm.name,
         server_cpu_share=round(cpu_share, 4),

@@ -42,11 +42,12 @@ def open_run_dir(config: Config, shards: Shards, environment: Mapping[str, Any])
                 raise UserError(f"{path} already holds {state}; add --resume to go on, or choose another")
             if differing := differences(path, config, fingerprint):
                 raise UserError(f"{path}: --resume with a config that differs: {differing}")
-            return _taken_up(path, config), (path / SUMMARY).exists()
+            finished = (path / SUMMARY).exists()
+            return (path if finished else _taken_up(path, config, environment)), finished
     else:
         found = _newest_unfinished(config, fingerprint) if config.resume else None
         if found:
-            return _taken_up(found, config), False
+            return _taken_up(found, config, environment), False
         path = None
     header = dataclasses.asdict(shards.header) | {"fingerprint": fingerprint}
     kept = {**config.flat(), "run_dir": "", "resume": False, "shards_copy": ""}
@@ -61,11 +62,18 @@ def open_run_dir(config: Config, shards: Shards, environment: Mapping[str, Any])
     return path, False
 
 
-def _taken_up(run_dir: Path, config: Config) -> Path:
-    """The same run, whose config.json tells that diverged clients are now left out, where they are."""
+def _taken_up(run_dir: Path, config: Config, environment: Mapping[str, Any]) -> Path:
+    """The run to go on with; its config.json tells where it now runs, and where it ran before."""
     kept = read_json(run_dir / CONFIG)
-    if kept["on_diverged"] != config.on_diverged and not (run_dir / SUMMARY).exists():
-        _write_json(run_dir / CONFIG, {**kept, "on_diverged": config.on_diverged})
+    before = kept.get("environment", {})
+    earlier = before.pop("earlier", [])
+    if before != json.loads(json.dumps(environment)):
+        earlier = [*earlier, before]
+    now = {**environment, "earlier": earlier} if earlier else environment
+    try:
+        _write_json(run_dir / CONFIG, {**kept, "on_diverged": config.on_diverged, "environment": now})
+    except OSError as error:
+        raise UserError(f"{run_dir}: cannot write there: {error.strerror}") from error
     return run_dir
 
 

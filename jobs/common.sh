@@ -30,14 +30,16 @@ activate() {
     local word base
     if [ -n "$FEDPROC_MODULES" ]; then
         command -v module >/dev/null || fail "FEDPROC_MODULES is set, but this shell knows no 'module' command"
+        set +u # modules, as conda's scripts below, read variables that are not set
         for word in $FEDPROC_MODULES; do
             module load "$word" || fail "module load $word failed; see FEDPROC_MODULES in jobs/site.sh"
         done
+        set -u
     fi
     if [ -n "$FEDPROC_CONDA" ]; then
         command -v conda >/dev/null || fail "FEDPROC_CONDA is set, but there is no conda on PATH"
         base=$(conda info --base) || fail "'conda info --base' failed"
-        set +u # conda's scripts read variables that are not set
+        set +u
         # shellcheck source=/dev/null
         . "$base/etc/profile.d/conda.sh"
         conda activate "$FEDPROC_CONDA" || fail "conda knows no environment $FEDPROC_CONDA"
@@ -50,12 +52,19 @@ activate() {
         export VIRTUAL_ENV PATH="$VIRTUAL_ENV/bin:$PATH"
     fi
     command -v python >/dev/null || fail "no python on PATH; set FEDPROC_VENV or FEDPROC_CONDA in jobs/site.sh"
+    # After sbatch --export=NONE the ranks, and mpirun's daemons on other nodes, would start without all this.
+    export SLURM_EXPORT_ENV=ALL
 }
 
 # ---- the job -------------------------------------------------------------------------------------------
 # Fails unless sbatch started this script, with GPUs that the ranks of a node can share out.
 in_a_job() {
     [ -n "${SLURM_JOB_ID:-}" ] || fail "this is a job script: start it with sbatch"
+    # sbatch typed inside another job's step (srun --pty bash) hands that step's variables on to this job.
+    if [ -n "${SLURM_STEP_ID:-}" ] &&
+        [ -z "$(squeue --noheader --steps="$SLURM_JOB_ID.$SLURM_STEP_ID" 2>/dev/null)" ]; then
+        unset "${!SLURM_STEP@}" "${!SLURM_CPU_BIND@}" "${!PMI_@}" "${!PMIX_@}" "${!OMPI_COMM_@}"
+    fi
     if [ -n "${SLURM_STEP_ID:-}" ]; then
         [ "${SLURM_PROCID:-0}" = 0 ] || exit 2
         fail "srun started this job script in ${SLURM_STEP_NUM_TASKS:-?} task(s), and it starts the ranks by" \
@@ -68,6 +77,7 @@ in_a_job() {
 # fedproc_doctor FLAGS…: the doctor, started as the ranks of a run are.
 fedproc_doctor() {
     local words launcher
+    trap '' USR1 # the time limit's warning is for runs
     in_a_job
     activate
     if words=$(python jobs/plan.py --launcher); then
@@ -124,6 +134,10 @@ stopped() {
         return
     fi
     say "stopped; the same sbatch command goes on with it"
+    # Slurm gives 300 s notice (#SBATCH --signal), which is all of a short limit: no round would ever end.
+    case $(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%l 2>/dev/null) in
+        [0-5]:[0-9][0-9] | [0-9][0-9]) say "a limit this short wants a short notice: sbatch --signal=B:USR1@60" ;;
+    esac
 }
 
 repeat_usr1() { while sleep 30 && kill -USR1 "$1"; do :; done >/dev/null 2>&1; }

@@ -81,7 +81,7 @@ def launcher() -> list[str]:
     library, tasks = mpi_library(), os.environ.get("SLURM_NTASKS", "1")
     open_mpi = "Open MPI" in library
     if names[0] == "srun":
-        given = [word.partition("=")[2] for word in words if word.startswith("--mpi=")]
+        given = re.findall(r"--mpi[= ](\S+)", " ".join(words))
         default = re.search(r"^MpiDefault\s*= *(\S+)", output("scontrol", "show", "config"), re.M)
         kind = (given or [os.environ.get("SLURM_MPI_TYPE") or (default[1] if default else "")])[-1]
         _, _, offered = output(path, "--mpi=list").partition("are...")
@@ -117,13 +117,12 @@ def claim(run_dir: Path) -> None:
             fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         owner = file.read().strip()
-        if (
-            owner
-            and owner != me
-            and output("squeue", "--noheader", "--jobs", owner, "--format=%T").startswith(
-                ("RUNNING", "COMPLETING", "SUSPENDED")
-            )
-        ):
+        # Of an array squeue shows all tasks where the owner is the one that bears the array's own number.
+        jobs = output("squeue", "--noheader", "--jobs", owner, "--format=%A %T") if owner != me else ""
+        states = [
+            state for job, _, state in (line.partition(" ") for line in jobs.splitlines()) if job == owner
+        ]
+        if owner and {"RUNNING", "COMPLETING", "SUSPENDED"} & set(states):
             fail(f"job {owner} is running this very config in {run_dir}; wait for it, or give --run-dir")
         file.truncate(0)
         file.write(me + "\n")

@@ -2,7 +2,6 @@
 
 import contextlib
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,9 +38,12 @@ def every_rank(comm: Comm, good: bool) -> None:
 
 
 @pytest.mark.mpi
-def test_broadcast_and_reduce_in_chunks(comm: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "fedproc_mpi.comm.mpi" in sys.modules:
+@pytest.mark.parametrize("way", ["host", "staged", "device"])
+def test_broadcast_and_reduce_in_chunks(comm: Comm, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """way: as a tensor of that kind would take, here with host memory for the GPU's."""
+    if comm.name != "serial":
         monkeypatch.setattr("fedproc_mpi.comm.mpi.CHUNK_BYTES", 56)  # 7 doubles: 3 chunks of 20
+        monkeypatch.setattr("fedproc_mpi.comm.mpi.MpiComm._way", lambda self, device: way)
     values = torch.arange(20, dtype=torch.float64)
     sent = values.clone() if comm.rank == 0 else torch.full((20,), -1.0, dtype=torch.float64)
     comm.broadcast(sent)
@@ -51,6 +53,81 @@ def test_broadcast_and_reduce_in_chunks(comm: Comm, monkeypatch: pytest.MonkeyPa
     # Σ_r (i + r) = n·i + n(n-1)/2
     n = comm.size
     every_rank(comm, comm.rank != 0 or torch.equal(term, n * values + n * (n - 1) / 2))
+
+
+@pytest.mark.mpi
+def test_ranks_of_this_host(comm: Comm) -> None:
+    every_rank(comm, comm.local_ranks() == list(range(comm.size)))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_cuda_aware_is_tried_between_the_ranks_and_never_stays_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mpi4py import MPI
+
+    from fedproc_mpi.comm.mpi import MpiComm
+    from fedproc_mpi.comm.transport import connect_transport
+    from fedproc_mpi.devices import Placement
+
+    world = MpiComm(MPI.COMM_WORLD)
+    mine = Placement(world.rank, "a", 1, 1)
+    all_of_them = [Placement(r, "a", 1, 1) for r in range(world.size)] if world.rank == 0 else None
+    monkeypatch.setattr("fedproc_mpi.comm.mpi.MpiComm._way", lambda self, device: "device")
+    comm = connect_transport(world, "mpi", True, mine, all_of_them)
+    every_rank(world, comm is world and world.cuda_aware)
+    connect_transport(world, "mpi", False, mine, all_of_them)
+    every_rank(world, not world.cuda_aware)
+    # Alone MPI read the memory right, between ranks it does not: one value is another on the last rank.
+    broadcast = MpiComm.broadcast
+
+    def wrong(self: MpiComm, buffer: torch.Tensor) -> None:
+        broadcast(self, buffer)
+        buffer[-1] += self.rank == self.size - 1
+
+    monkeypatch.setattr(MpiComm, "broadcast", wrong)
+    try:
+        connect_transport(world, "mpi", True, mine, all_of_them)
+        good = False
+    except UserError as error:
+        good = error.agreed and "values changed on the way" in str(error)
+    monkeypatch.undo()
+    every_rank(world, good)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_auto_goes_on_over_mpi_where_the_group_cannot_form(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mpi4py import MPI
+
+    from fedproc_mpi.comm import torchdist
+    from fedproc_mpi.comm.mpi import MpiComm
+    from fedproc_mpi.comm.transport import connect_transport
+    from fedproc_mpi.devices import Placement
+
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("no port is free")
+
+    world = MpiComm(MPI.COMM_WORLD)
+    mine = Placement(world.rank, "a", 1, 1)
+    gpus = [Placement(r, f"h{r}", 1, 1, 0, "Fake", f"U{r}") for r in range(world.size)]
+    for what in ("choose", "TCPStore"):
+        monkeypatch.setattr("fedproc_mpi.comm.transport.choose", lambda *_: "gloo")
+        if what == "choose":  # rank 0 is not reached
+            monkeypatch.setattr(torchdist.TorchComm, "local_ranks", lambda self: [self.rank])
+            monkeypatch.setattr(torchdist, "_own_addresses", lambda: ["nowhere.invalid"])
+        else:
+            monkeypatch.setattr(torchdist.dist, "TCPStore", fails)
+        comm = connect_transport(world, "auto", False, mine, gpus)
+        told = capsys.readouterr().out
+        words = "nowhere.invalid" if what == "choose" else "rank 0 cannot listen (no port is free)"
+        good = (words in told and "going on over mpi" in told) if world.rank == 0 else not told
+        try:
+            connect_transport(world, "torch", False, mine, gpus)
+            good = False
+        except UserError as error:
+            good &= error.agreed and "--transport mpi" in str(error)
+        monkeypatch.undo()
+        every_rank(world, good and comm is world)
 
 
 @pytest.mark.mpi

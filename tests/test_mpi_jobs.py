@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -144,6 +145,14 @@ def test_over_torch_a_run_from_the_command_line_leaves_in_order(shards: Path, tm
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "3 rank(s) over torch" in done.stdout
+    kept = json.loads((tmp_path / "torch" / "config.json").read_text())["environment"]
+    assert kept["transport"] == "torch"
+    for rank, placement in enumerate(kept["placements"]):
+        line = (
+            f"fedproc_mpi: rank {rank} on {socket.gethostname()}: CPU, 1 thread, {placement['cores']} cores"
+        )
+        assert done.stdout.count(line) == 1
+        assert (placement["rank"], placement["host"], placement["gpu"]) == (rank, socket.gethostname(), None)
     summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("alone", "torch")]
     assert summaries[0]["model_sha256"] == summaries[1]["model_sha256"]
     assert summaries[1]["transport"] == "torch"

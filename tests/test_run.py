@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fedproc_mpi import Config, Stopped, TrainingFailed, UserError, checkpoint, load_model, records, run
+from fedproc_mpi.config import read_json
 from fedproc_mpi.federated import Federation, Result
 from fedproc_mpi.flat import Entry, State
 from fedproc_mpi.records import differences, own_files
@@ -129,6 +130,33 @@ def test_resume_from_the_previous_checkpoint_when_the_newest_is_damaged(
         (run_dir / name).write_bytes(b"broken")
     with pytest.raises(UserError, match="no checkpoint is whole"):
         run_once(shards, run_dir, resume=True)
+
+
+def test_config_json_tells_where_a_run_went_on_and_where_it_was_before(
+    finished: Result, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = Path(shutil.copytree(finished.run_dir, tmp_path / "run"))
+    first = json.loads((run_dir / "config.json").read_text())["environment"]
+    for host in ("other", "other", "third"):
+        (run_dir / "summary.json").unlink()
+        monkeypatch.setattr("socket.gethostname", lambda host=host: host)
+        run_once(shards, run_dir, resume=True)
+    now = json.loads((run_dir / "config.json").read_text())["environment"]
+    assert now["placements"][0]["host"] == "third"
+    assert now["earlier"][0] == first
+    assert [e["placements"][0]["host"] for e in now["earlier"][1:]] == ["other"]
+    assert run_once(shards, run_dir, resume=True).summary == read_json(run_dir / "summary.json")
+
+
+def test_the_promise_can_be_given_up_and_the_summary_says_so(shards: Path, tmp_path: Path) -> None:
+    quick = run_once(shards, tmp_path, deterministic=False, rounds=1)
+    assert quick.summary["deterministic"] is False
+    assert torch.get_deterministic_debug_mode() == 0
+    assert torch.backends.cudnn.benchmark
+    kept = run_once(shards, tmp_path / "kept", rounds=1)
+    assert kept.summary["deterministic"] is True
+    assert torch.get_deterministic_debug_mode() == 2
+    assert not torch.backends.cudnn.benchmark
 
 
 def test_a_copy_of_the_shards_changes_nothing(finished: Result, shards: Path, tmp_path: Path) -> None:

@@ -14,13 +14,21 @@ from fedproc_mpi.comm.serial import SerialComm
 from fedproc_mpi.comm.staging import Staging
 from fedproc_mpi.comm.transport import choose
 from fedproc_mpi.devices import Placement, pick_gpu, remarks
+from fedproc_mpi.errors import FedprocError
 
 
 class FakeComm(SerialComm):
-    """Rank `rank` of ranks that all live on this host; `views` is what they say of host and GPUs."""
+    """Rank `rank` of ranks that all live on this host; `views` is what they say of host and GPUs.
 
-    def __init__(self, rank: int, views: list[list[Any]]) -> None:
+    elsewhere: an error of another rank, which the second `agree` brings.
+    """
+
+    def __init__(self, rank: int, views: list[list[Any]], elsewhere: str = "") -> None:
         self.rank, self.size, self._views = rank, len(views), views  # type: ignore[misc]
+        self._errors = [None, UserError(elsewhere) if elsewhere else None]
+
+    def agree(self, error: FedprocError | None) -> None:
+        super().agree(error or self._errors.pop(0))
 
     def local_ranks(self) -> list[int]:
         return list(range(self.size))
@@ -42,11 +50,14 @@ class FakeCuda:
 
     def properties(self, gpu: int) -> SimpleNamespace:
         self.asked.append(f"ask {gpu}")
-        return SimpleNamespace(name="Fake", uuid=f"GPU-{gpu:04}")
+        where = {"pci_domain_id": 0, "pci_bus_id": 59 + gpu, "pci_device_id": 0}
+        return SimpleNamespace(name="Fake", uuid=f"GPU-{gpu:04}", **where)
 
 
-def placed(rank: int, gpu: int | None, host: str = "a", name: str = "Fake") -> Placement:
-    return Placement(rank, host, 1, 4, gpu, name if gpu is not None else "", "" if gpu is None else f"U{gpu}")
+def placed(rank: int, gpu: int | None, host: str = "a", name: str = "Fake", pci: str = "") -> Placement:
+    if gpu is None:
+        return Placement(rank, host, 1, 4)
+    return Placement(rank, host, 1, 4, gpu, name, f"U{gpu}", pci)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +89,7 @@ def test_the_gpu_is_set_before_anything_else_is_asked(monkeypatch: pytest.Monkey
     found = devices.place(Config(), FakeComm(2, views))
     assert cuda.asked == ["set 1", "ask 1"]
     assert (found.gpu, found.gpu_name, found.gpu_uuid) == (1, "Fake", "GPU-0001")
+    assert found.gpu_pci == "00:3c:00"
     assert found.device == torch.device("cuda", 1)
     assert "GPU 1 (Fake, GPU-0001), 1 thread" in found.line()
 
@@ -88,6 +100,21 @@ def test_neither_the_server_nor_device_cpu_touches_a_gpu(monkeypatch: pytest.Mon
     assert devices.place(Config(), FakeComm(0, views)).gpu is None
     assert devices.place(Config(device="cpu"), FakeComm(1, [["a", 0]] * 4)).gpu is None
     assert cuda.asked == []
+
+
+def test_a_gpu_that_cannot_be_used_is_told_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In MIG mode the driver counts cards of which CUDA takes one slice; or a card is sick."""
+
+    def sick(gpu: int) -> None:
+        raise RuntimeError("CUDA error: invalid device ordinal\nCompile with ...")
+
+    FakeCuda(monkeypatch, visible=2)
+    monkeypatch.setattr("torch.cuda.set_device", sick)
+    with pytest.raises(UserError, match=r"rank 2 cannot use GPU 1 of 2 on .*invalid device ordinal") as told:
+        devices.place(Config(), FakeComm(2, [["a", 2]] * 3))
+    assert told.value.agreed
+    with pytest.raises(UserError, match="rank 2 cannot use GPU 1"):  # the server, which asks for none
+        devices.place(Config(), FakeComm(0, [["a", 2]] * 3, "rank 2 cannot use GPU 1"))
 
 
 def test_gpus_on_some_hosts_only_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,6 +136,11 @@ def test_auto_takes_nccl_only_where_each_client_rank_has_its_own_gpu() -> None:
     assert choose("auto", shared, range(1, 4)) == "mpi"
     with pytest.raises(UserError, match=r"ranks 1, 3 share the GPU U0 of a.* --transport mpi"):
         choose("torch", shared, range(1, 4))
+    # slices of one card have UUIDs of their own, but NCCL takes them for one GPU
+    slices = [placed(0, None), placed(1, 0, pci="00:3b:00"), placed(2, 1, pci="00:3b:00")]
+    assert choose("auto", slices, range(1, 3)) == "mpi"
+    with pytest.raises(UserError, match=r"ranks 1, 2 share the GPU U0, U1 of a"):
+        choose("torch", slices, range(1, 3))
     # the server may share a client rank's GPU: it is no member of the group
     server = [placed(0, 0), placed(1, 0), placed(2, 1)]
     assert choose("torch", server, range(1, 3)) == "nccl"

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -47,15 +47,21 @@ class MpiComm(Comm):
 
     def _parts(self, buffer: Tensor, read: bool, write: bool) -> Iterator[Any]:
         """The buffer in chunks that MPI can work on; read, write: what MPI does with them."""
-        chunks = split(buffer)
-        if buffer.device.type == "cpu":
+        chunks, way = split(buffer), self._way(buffer.device)
+        if way == "host":
             yield from (chunk.numpy() for chunk in chunks)
-        elif self.cuda_aware:
-            torch.cuda.current_stream().synchronize()  # MPI knows nothing of streams
+        elif way == "device":
+            if buffer.device.type == "cuda":
+                torch.cuda.current_stream(buffer.device).synchronize()  # MPI knows nothing of streams
             yield from chunks
         else:
             self._staging = self._staging or Staging(buffer.device, CHUNK_BYTES)
             yield from (host.numpy() for host in self._staging.through(chunks, read, write))
+
+    def _way(self, device: torch.device) -> Literal["host", "device", "staged"]:
+        if device.type == "cpu":
+            return "host"
+        return "device" if self.cuda_aware else "staged"
 
     def collect(self, report: Any) -> list[Any] | None:
         message = np.frombuffer(json.dumps(report).encode(), dtype=np.uint8)

@@ -8,6 +8,7 @@ by hand: rank 0 holds the store at which the group meets, and its address travel
 import socket
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -36,14 +37,14 @@ class TorchComm(MpiComm):
         super().__init__(mpi._comm)
         assert self.size > 1
         self.cuda_aware, self.backend, self._device = mpi.cuda_aware, backend, device
-        port = 0
-        if self.rank == 0:  # listens on every address of the host; the one here is its own way to it
-            store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=MEET)
-            self._store: dist.Store = store
-            port = store.port
         one_host = len(self.local_ranks()) == self.size
-        addresses = [LOOPBACK] if one_host else _own_addresses()
-        addresses, port = self.share([addresses, port])
+        here: list[Any] = []
+        if self.rank == 0:
+            self.agree(self._listen())
+            here = [[LOOPBACK] if one_host else _own_addresses(), self._port]
+        else:
+            self.agree(None)
+        addresses, port = self.share(here)
         self.agree(self._reach(addresses, port) if self.rank != 0 else None)
         if self.rank != 0:
             self._join()
@@ -86,6 +87,16 @@ class TorchComm(MpiComm):
         self._sleep_until_all_are_here()
         del self._store
 
+    def _listen(self) -> UserError | None:
+        """Open the store, on every address of this host; the one here is its own way to it."""
+        try:
+            store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=MEET)
+        except (OSError, RuntimeError) as error:
+            reason = " ".join(str(error).split())[:200]
+            return UserError(f"--transport torch: rank 0 cannot listen ({reason}); --transport mpi")
+        self._store, self._port = store, store.port
+        return None
+
     def _reach(self, addresses: list[str], port: int) -> UserError | None:
         """Connect to rank 0's store, at the first address that answers."""
         if dist.is_initialized():
@@ -109,13 +120,16 @@ class TorchComm(MpiComm):
                 store=dist.PrefixStore("fedproc_mpi", self._store),
                 rank=self.rank - FIRST,
                 world_size=self.size - FIRST,
-                timeout=COLLECTIVE,
+                timeout=MEET if hasattr(dist, "set_timeout") else COLLECTIVE,
                 device_id=self._device if self._device.type == "cuda" else None,
             )
+            if hasattr(dist, "set_timeout"):
+                dist.set_timeout(COLLECTIVE)
         except (RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())[:300]
             raise UserError(
-                f"--transport torch: no {self.backend} group: {reason}; --transport mpi"
+                f"--transport torch: no {self.backend} group: {reason}; --transport mpi, or name the network "
+                f"interface in {'NCCL' if self.backend == 'nccl' else 'GLOO'}_SOCKET_IFNAME"
             ) from error
 
 

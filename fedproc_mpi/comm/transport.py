@@ -8,6 +8,8 @@ from fedproc_mpi.comm import Comm
 from fedproc_mpi.errors import UserError
 
 if TYPE_CHECKING:
+    import torch
+
     from fedproc_mpi.devices import Placement
 
 
@@ -18,18 +20,19 @@ def choose(transport: str, placements: Sequence["Placement"], clients: range) ->
     """
     owners: dict[tuple[str, str], list[int]] = defaultdict(list)
     for rank in clients:
-        if placements[rank].gpu is not None:
-            owners[placements[rank].host, placements[rank].gpu_uuid].append(rank)
+        if placements[rank].gpu is not None:  # slices (MIG) of one card are one GPU to NCCL
+            owners[placements[rank].host, placements[rank].gpu_pci or placements[rank].gpu_uuid].append(rank)
     shared = next(((gpu, ranks) for gpu, ranks in owners.items() if len(ranks) > 1), None)
     if transport == "auto":
         return "nccl" if owners and not shared and len(clients) > 1 else "mpi"
     if transport != "torch":
         return transport
     if shared:
-        (host, uuid), ranks = shared
+        (host, _), ranks = shared
+        uuids = sorted({placements[rank].gpu_uuid for rank in ranks})
         raise UserError(
-            f"--transport torch: ranks {', '.join(map(str, ranks))} share the GPU {uuid} of {host}, which "
-            "NCCL does not allow; --transport mpi does, or start one client rank a GPU"
+            f"--transport torch: ranks {', '.join(map(str, ranks))} share the GPU {', '.join(uuids)} of "
+            f"{host}, which NCCL does not allow; --transport mpi does, or start one client rank a GPU"
         )
     return "nccl" if owners else "gloo"
 
@@ -61,13 +64,35 @@ def connect_transport(
     from fedproc_mpi.comm.mpi import MpiComm
 
     assert isinstance(comm, MpiComm)
+    comm.cuda_aware = False
     if cuda_aware:
         from fedproc_mpi.comm.cuda_probe import probe
 
         comm.agree(probe(placement.device))
         comm.cuda_aware = True
+        comm.agree(_carries(comm, placement.device))
     if chosen == "mpi":
         return comm
     from fedproc_mpi.comm.torchdist import TorchComm
 
-    return TorchComm(comm, chosen, placement.device)
+    try:
+        return TorchComm(comm, chosen, placement.device)
+    except UserError as caught:
+        if transport != "auto" or not caught.agreed:
+            raise
+        if comm.rank == 0:
+            print(f"fedproc_mpi: {caught}: going on over mpi", flush=True)
+        return comm
+
+
+def _carries(comm: Comm, device: "torch.device") -> UserError | None:
+    """Whether values arrive as they were sent between these very ranks. Collective."""
+    import torch  # the doctor asks `choose` where there is none
+
+    values = torch.arange(2**16, dtype=torch.float64, device=device)
+    sent = values.clone() if comm.rank == 0 else torch.zeros_like(values)
+    comm.broadcast(sent)
+    right = torch.equal(sent, values)
+    comm.reduce(sent)
+    right &= comm.rank != 0 or torch.equal(sent, comm.size * values)
+    return None if right else UserError("--cuda-aware: values changed on the way; leave the flag away")

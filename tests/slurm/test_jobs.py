@@ -87,6 +87,16 @@ def test_launcher_mistakes_in_a_script_of_ones_own(checkout: Checkout, command: 
     assert code != 0  # 2, but where srun has ended a task before it came to leave
 
 
+def test_sbatch_typed_inside_another_jobs_step(checkout: Checkout) -> None:
+    """As after `srun --pty bash`: sbatch hands the step's variables on, which are not this job's."""
+    step = {"STEP_ID": "0", "STEPID": "0", "STEP_NUM_TASKS": "4", "STEP_NUM_NODES": "1", "CPU_BIND": "quiet"}
+    inherited = {f"SLURM_{name}": value for name, value in step.items()} | {"PMI_RANK": "0", "PMI_SIZE": "4"}
+    flags = ["--ntasks=2", "jobs/cifar10_m10.slurm", *SMALL, "--rounds", "1", "--seed", "3"]
+    code, log = checkout.finish(checkout.submit(*flags, **inherited), 120)
+    assert code == 0, log
+    assert "2 rank(s) over mpi" in log
+
+
 def test_from_another_folder(checkout: Checkout, tmp_path: Path) -> None:
     script = str(checkout.folder / "jobs" / "cifar100_m100.slurm")
     job = checkout.submit(f"--output={tmp_path}/log", script, cwd=tmp_path)
@@ -178,9 +188,16 @@ def test_an_interrupted_run_goes_on_when_submitted_again(checkout: Checkout) -> 
     assert code == 2
     assert f"job {other} is running this very config" in told(log)
     checkout.slurm.cancel(other)
+    # An array of which the task that bears its number has ended, while another runs: not this run's job.
+    array = checkout.submit(
+        "--array=0-1", "--output=/dev/null", "--wrap", "[ $SLURM_ARRAY_TASK_ID = 1 ] || sleep 600"
+    )
+    wait_for(lambda: [state for state, _ in checkout.slurm.states(array)] == ["RUNNING", "COMPLETED"])
+    (run_dir / "slurm_job").write_text(array + "\n")
 
     done = len((run_dir / "metrics.jsonl").read_text().splitlines())
     job, _ = running(3, done + 3)
+    checkout.slurm.cancel(array)
     os.kill(ranks_of(run_dir)[-1], signal.SIGKILL)
     code, log = checkout.finish(job, 60)
     assert code != 0, log

@@ -86,7 +86,8 @@ def test_conda_and_modules(folder: Path) -> None:
     assert (missing.returncode, missing.stderr.count("\n")) == (2, 1)
     assert "no environment other" in missing.stderr
 
-    module = {"BASH_FUNC_module%%": f'() {{ [ "$1 $2" = "load mpi" ] && {use}; }}'}
+    # A modulefile may read what is not set.
+    module = {"BASH_FUNC_module%%": f'() {{ [ "$1 $2" = "load mpi" ] && {use}:$NEVER_SET; }}'}
     loaded = script(folder, *ask, FEDPROC_VENV="", FEDPROC_MODULES="mpi", PATH="/usr/bin:/bin", **module)
     assert "is there" in loaded.stdout, loaded.stderr
     missing = script(folder, *ask, FEDPROC_VENV="", FEDPROC_MODULES="mpj", **module)
@@ -127,6 +128,35 @@ def test_what_an_algorithm_prints_does_not_shift_the_plan(tmp_path: Path) -> Non
     assert file == shards.name
     assert launcher.endswith("/mpirun")
     assert words[:2] == ["-n", "2"]
+
+
+@pytest.mark.parametrize("asked", ["--mpi=pmi2", "--mpi pmi2"])
+def test_srun_gets_what_it_does_not_take_from_the_job(tmp_path: Path, asked: str) -> None:
+    fake = tmp_path / "srun"
+    fake.write_text("#!/bin/sh\necho 'MPI plugin types are...'; echo pmi2; echo none\n")
+    fake.chmod(0o755)
+    slurm = {"SLURM_NTASKS": "5", "SLURM_CPUS_PER_TASK": "4", "FEDPROC_LAUNCHER": f"srun {asked}"}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "jobs" / "plan.py"), "--launcher"],
+        env=clean_environment(PATH=activated(tmp_path), **slurm),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    words = done.stdout.split()
+    assert words[:-4] == [str(fake), *asked.split()]
+    assert words[-4:] == ["--ntasks=5", "--cpus-per-task=4", "--kill-on-bad-exit=1", "--export=ALL"]
+
+
+def test_what_the_ranks_inherit(folder: Path) -> None:
+    """Threads of the other libraries, and all that was loaded, even after sbatch --export=NONE."""
+    names = "$SLURM_EXPORT_ENV $OMP_NUM_THREADS $MKL_NUM_THREADS $OPENBLAS_NUM_THREADS"
+    command = f'. jobs/common.sh; activate; exec bash -c "echo {names}"'.replace("$", r"\$")
+    threads = {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "", "OPENBLAS_NUM_THREADS": ""}
+    done = script(folder, "-c", command, SLURM_EXPORT_ENV="NONE", **threads)
+    assert done.stdout.split() == ["ALL", "3", "1", "1"], done.stderr
 
 
 def test_without_sbatch(folder: Path) -> None:
