@@ -1,6 +1,7 @@
 """What a rank holds during a run, built and checked from the config; evaluation; what a run leaves."""
 
 import dataclasses
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,8 @@ def _share(comm: Comm) -> tuple[int | None, int]:
 
 def _load_init(module: torch.nn.Module, path: str) -> None:
     try:
+        if zipfile.is_zipfile(path):  # as all but files from before torch 1.6 are
+            checkpoint.check_archive(Path(path))
         saved = torch.load(path, map_location="cpu", weights_only=True)
         module.load_state_dict(saved.get("state_dict", saved))
     except Exception as error:  # a foreign file can fail in any way inside torch.load

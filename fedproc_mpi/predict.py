@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from fedproc_mpi.checkpoint import read_checked
 from fedproc_mpi.client_state import read_state
 from fedproc_mpi.config import read_json
 from fedproc_mpi.errors import UserError
@@ -51,7 +52,10 @@ def load_model(run_dir: str | Path, client: int | None = None) -> Predictor:
     path = run_dir / "model.pt"
     if not path.is_file():
         raise UserError(f"{run_dir}: no model.pt; the run is not finished (--resume goes on)")
-    saved = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        saved = read_checked(path)
+    except Exception as error:  # a damaged file can fail in any way
+        raise UserError(f"{path} cannot be read ({type(error).__name__}: {error}); run it again") from error
     data = config["data"]
     shape = (data["image_shape"][0], data["image_shape"][1], data["image_shape"][2])
     names = list(data["class_names"])

@@ -2,7 +2,7 @@
 # Every algorithm once on CIFAR-10: m=10, beta=0.5, SimpleCNN, E=5, 20 rounds, seed 0. Each run is
 # resumable: start the script again and it goes on where it stopped. The figures go to a table at the end.
 #
-#   python -m data_prep cifar10 --clients 10 --beta 0.5 --seed 0 --out shards/cifar10_m10.h5
+#   python -m data_prep npz --file cifar10.npz --name cifar10 --clients 10 --beta 0.5 --seed 0 --out shards/cifar10_m10.h5
 #   results/run_cifar10.sh [ALGORITHM…]        RANKS=3 by default: a server and two client ranks
 #
 set -eu

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import h5py
@@ -183,6 +183,22 @@ def test_a_trial_of_mpirun(code: int | None, output: str, level: str, said: str,
     assert found.level == level
     assert said in found.said
     assert remedy in found.remedy
+
+
+@pytest.mark.parametrize("vendor", [OPEN_MPI, HYDRA])
+def test_ulfm_is_tried_on_both_mpi(monkeypatch: pytest.MonkeyPatch, vendor: str) -> None:
+    started = []
+
+    def run(command: Sequence[str], seconds: float = 0) -> tuple[int, str]:
+        started.append(command)
+        return (0, "trial rank 1 of 2\ntrial rank 0 of 2\n") if len(started) == 1 else (9, "ended")
+
+    monkeypatch.setattr("fedproc_mpi.doctor.trials.look", lambda path: Mpirun("/v/mpirun", vendor))
+    monkeypatch.setattr("fedproc_mpi.doctor.trials.run", run)
+    found = trials.mpirun_findings(judge.parse_mpi(vendor))
+    assert [finding.name for finding in found] == ["mpirun", "mpirun -n 2", "ULFM"]
+    assert found[2].said.startswith("no: a dead rank ends the job")
+    assert ("--with-ft" in started[1]) == (vendor == OPEN_MPI)
 
 
 def test_ulfm_is_never_wrong() -> None:

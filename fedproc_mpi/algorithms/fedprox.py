@@ -1,5 +1,5 @@
 """FedProx: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, arXiv 1812.06127,
-§3.2: the local objective with a proximal term."""
+§3.2, Eq. 2 and Algorithm 2: the local objective with a proximal term."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
 """SCAFFOLD: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
-ICML 2020, arXiv 1910.06378, Algorithm 1 with option II and global step size 1.
+ICML 2020, arXiv 1910.06378, §4, Algorithm 1 with option II and global step size 1.
 
 With momentum ρ, K steps move the weights as far as K_eff = (K - ρ(1-ρ^K)/(1-ρ))/(1-ρ) steps without.
 BatchNorm buffers have no variates: they are averaged as in FedAvg. Models are averaged by |D_i|.

@@ -87,7 +87,8 @@ def mpirun_findings(library: Mpi | None) -> list[Finding]:
     job = [used.path, "-n", "2"]
     code, output = run([*job, sys.executable, "-c", SIZES])
     found.append(trial_finding(code, output, SECONDS))
-    if used.mpi.vendor == "Open MPI" and found[-1].level == "ok":
-        _, output = run([*job, "--with-ft", "ulfm", sys.executable, "-c", DEATH])
+    survive = {"Open MPI": ["--with-ft", "ulfm"], "MPICH": []}.get(used.mpi.vendor)
+    if survive is not None and found[-1].level == "ok":
+        _, output = run([*job, *survive, sys.executable, "-c", DEATH])
         found.append(ulfm_finding(output))
     return found
