@@ -318,11 +318,11 @@ def test_init_from_a_file(finished: Result, shards: Path, tmp_path: Path) -> Non
     # One bit of the weights: torch.load does not look.
     changed = with_one_bit_changed(finished.run_dir / "model.pt")
     (tmp_path / "bad.pt").write_bytes(changed)
-    with pytest.raises(UserError, match="cannot be loaded .*has changed"):
+    with pytest.raises(UserError, match=r"cannot be loaded .*has changed"):
         run_once(shards, tmp_path / "d", init=str(tmp_path / "bad.pt"))
     shutil.copytree(finished.run_dir, tmp_path / "e")
     (tmp_path / "e" / "model.pt").write_bytes(changed)
-    with pytest.raises(UserError, match="model.pt cannot be read .*has changed"):
+    with pytest.raises(UserError, match=r"model\.pt cannot be read .*has changed"):
         load_model(tmp_path / "e")
 
 

@@ -22,7 +22,7 @@ from fedproc_mpi.sums import Term
 
 
 def loss_con(z_BD: Tensor, global_BD: Tensor, previous_BD: Tensor, temperature: float) -> Tensor:
-    """Model-contrastive loss (Eq. 3): -log(e^(s_glob/τ) / (e^(s_glob/τ) + e^(s_prev/τ))), s the cosine with z."""
+    """Model-contrastive loss, Eq. 3: -log(e^(s_glob/τ) / (e^(s_glob/τ) + e^(s_prev/τ))), s: cosine with z."""
     positive_B = F.cosine_similarity(z_BD, global_BD) / temperature
     negative_B = F.cosine_similarity(z_BD, previous_BD) / temperature
     return F.softplus(negative_B - positive_B).mean()
