@@ -108,9 +108,11 @@ def load(run_dir: Path, state: State, check: Callable[[Sequence[int]], None]) ->
             for key, tensor in state.tensors().items():
                 tensor.copy_(saved["state"][key])
         except Exception as error:  # a damaged file can fail in any way inside torch.load
+            _raise_unless_damaged(run_dir / name, error.__cause__ or error)
             broken.append(f"{name}: {error if isinstance(error, UserError) else type(error).__name__}")
             continue
         if broken:
+            print(f"fedproc_mpi: {run_dir}: {broken[0]}; going on from the checkpoint before", flush=True)
             os.replace(run_dir / name, run_dir / NAME)
         before = []
         with suppress(Exception):  # missing, or damaged in any way: it names nothing that could be used
@@ -119,6 +121,15 @@ def load(run_dir: Path, state: State, check: Callable[[Sequence[int]], None]) ->
     if broken:
         raise UserError(f"{run_dir}: no checkpoint is whole ({'; '.join(broken)}); start a new run")
     return 0, []
+
+
+def _raise_unless_damaged(path: Path, cause: BaseException) -> None:
+    """A file that cannot be read just now is no reason to go back: what is newer would be deleted."""
+    if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+        raise UserError(
+            f"{path}, or a client's file that it names, cannot be read now ({cause}); try again, or move "
+            "that file away to go on from the checkpoint before"
+        ) from cause
 
 
 def versions_of(path: Path) -> list[int]:

@@ -70,7 +70,12 @@ class ClientStates:
         elif version == NONE:
             kept = self._initial(client)
         else:
-            kept = read_state(self._run_dir, client, version)
+            try:
+                kept = read_state(self._run_dir, client, version)
+            except UserError as error:
+                raise UserError(
+                    f"{error}; --resume goes back to the last checkpoint that is whole"
+                ) from error
             self._remember(client, version, kept)
         kept = {name: tensor.to(self._device) for name, tensor in kept.items()}
         self.seconds += time.perf_counter() - start
@@ -149,10 +154,7 @@ def _told(run_dir: Path, client: int, version: int) -> Iterator[Path]:
     try:
         yield path
     except Exception as error:  # a damaged file can fail in any way
-        raise UserError(
-            f"{path}: client {client}'s state cannot be read ({type(error).__name__}); --resume goes back to "
-            "the last checkpoint that is whole"
-        ) from error
+        raise UserError(f"{path}: client {client}'s state cannot be read ({type(error).__name__})") from error
 
 
 def _bytes(kept: ClientState) -> int:

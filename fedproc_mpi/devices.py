@@ -74,7 +74,7 @@ def place(config: Config, comm: Comm) -> Placement:
         try:
             name, uuid, pci = _take(gpu)
             placement = replace(placement, gpu=gpu, gpu_name=name, gpu_uuid=uuid, gpu_pci=pci)
-        except (RuntimeError, AssertionError) as caught:
+        except Exception as caught:  # torch's own kinds: AcceleratorError, DeferredCudaCallError
             reason = " ".join(str(caught).split())[:200]
             error = UserError(
                 f"rank {comm.rank} cannot use GPU {gpu} of {visible} on {host} ({reason}); name the GPUs or "

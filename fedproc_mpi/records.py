@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from fedproc_mpi.comm import Comm
-from fedproc_mpi.config import Config, flag, read_json
+from fedproc_mpi.config import FIELD_DEFAULTS, Config, flag, read_json
 from fedproc_mpi.devices import Placement, remarks
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.shards import Shards
@@ -105,7 +105,7 @@ def differences(run_dir: Path, config: Config, fingerprint: str) -> str:
     A run records the device that its ranks found; where they have not looked yet, `auto` differs from none.
     As long as --on-diverged stop has not stopped a run, `exclude` would have given the same.
     """
-    old = read_json(run_dir / CONFIG)
+    old = {**FIELD_DEFAULTS, **read_json(run_dir / CONFIG)}  # a field may be younger than the run
     words = [
         f"{flag(key)} was {old.get(key)!r}, now {value!r}"
         for key, value in config.result_fields().items()
@@ -222,7 +222,11 @@ class Recorder:
             "rounds": self._config.rounds,
             "final_accuracy": accuracies[-1],
             "best_accuracy": max(accuracies),
-            **{k: v for k, v in self.lines[-1].items() if "accuracy" in k and k != "accuracy"},
+            **{
+                k: v
+                for k, v in self.lines[-1].items()
+                if ("accuracy" in k or k == "clients_evaluated") and k != "accuracy"
+            },
             **facts,
             "total_seconds": round(sum(line["round_seconds"] for line in self.lines), 3),
             "seconds": {phase: round(value, 3) for phase, value in seconds.items()},

@@ -59,11 +59,15 @@ activate() {
 # ---- the job -------------------------------------------------------------------------------------------
 # Fails unless sbatch started this script, with GPUs that the ranks of a node can share out.
 in_a_job() {
+    local step
     [ -n "${SLURM_JOB_ID:-}" ] || fail "this is a job script: start it with sbatch"
     # sbatch typed inside another job's step (srun --pty bash) hands that step's variables on to this job.
     if [ -n "${SLURM_STEP_ID:-}" ] &&
-        [ -z "$(squeue --noheader --steps="$SLURM_JOB_ID.$SLURM_STEP_ID" 2>/dev/null)" ]; then
+        step=$(squeue --noheader --steps="$SLURM_JOB_ID.$SLURM_STEP_ID" 2>/dev/null) && [ -z "$step" ]; then
         unset "${!SLURM_STEP@}" "${!SLURM_CPU_BIND@}" "${!PMI_@}" "${!PMIX_@}" "${!OMPI_COMM_@}"
+        unset SLURM_NTASKS_PER_NODE SLURM_MPI_TYPE SLURM_GPUS_PER_TASK
+        # srun takes one of the three; this job's own is --mem-per-cpu unless sbatch was told otherwise.
+        [ -z "${SLURM_MEM_PER_CPU:-}" ] || unset SLURM_MEM_PER_NODE SLURM_MEM_PER_GPU
     fi
     if [ -n "${SLURM_STEP_ID:-}" ]; then
         [ "${SLURM_PROCID:-0}" = 0 ] || exit 2
@@ -130,14 +134,14 @@ fedproc_job() {
 
 # What a job says when its time is up; the run goes on in another one.
 stopped() {
-    if [ "$FEDPROC_REQUEUE" = 1 ] && say "stopped; back into the queue" && scontrol requeue "$SLURM_JOB_ID"; then
-        return
-    fi
-    say "stopped; the same sbatch command goes on with it"
     # Slurm gives 300 s notice (#SBATCH --signal), which is all of a short limit: no round would ever end.
     case $(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%l 2>/dev/null) in
         [0-5]:[0-9][0-9] | [0-9][0-9]) say "a limit this short wants a short notice: sbatch --signal=B:USR1@60" ;;
     esac
+    if [ "$FEDPROC_REQUEUE" = 1 ] && say "stopped; back into the queue" && scontrol requeue "$SLURM_JOB_ID"; then
+        return
+    fi
+    say "stopped; the same sbatch command goes on with it"
 }
 
 repeat_usr1() { while sleep 30 && kill -USR1 "$1"; do :; done >/dev/null 2>&1; }

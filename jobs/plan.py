@@ -118,11 +118,13 @@ def claim(run_dir: Path) -> None:
         file.seek(0)
         owner = file.read().strip()
         # Of an array squeue shows all tasks where the owner is the one that bears the array's own number.
-        jobs = output("squeue", "--noheader", "--jobs", owner, "--format=%A %T") if owner != me else ""
+        jobs = (
+            output("squeue", "--noheader", "--jobs", owner, "--format=%A %T") if owner not in ("", me) else ""
+        )
         states = [
             state for job, _, state in (line.partition(" ") for line in jobs.splitlines()) if job == owner
         ]
-        if owner and {"RUNNING", "COMPLETING", "SUSPENDED"} & set(states):
+        if {"RUNNING", "COMPLETING", "SUSPENDED"} & set(states):
             fail(f"job {owner} is running this very config in {run_dir}; wait for it, or give --run-dir")
         file.truncate(0)
         file.write(me + "\n")
@@ -147,6 +149,7 @@ def main(argv: list[str]) -> None:
         config = parse(argv)
         with Shards(config.shards) as shards:
             facts = {**config.result_fields(), "data": shards.fingerprint}
+            del facts["on_diverged"]  # a run that `stop` has ended may go on with `exclude`
         if files := own_files(config):
             facts["files"] = files
     except UserError as error:

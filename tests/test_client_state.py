@@ -168,6 +168,16 @@ def test_goes_on_from_what_is_whole(shards: Path, tmp_path: Path, algorithm: str
     again(2)
     path.unlink()
     again(2)
+    # What cannot be read just now is no reason to go back, and to delete what is newer.
+    path.unlink()
+    path.mkdir()
+    (tmp_path / "summary.json").unlink()
+    with pytest.raises(UserError, match=r"cannot be read now .*try again"):
+        run(config)
+    assert torch.load(tmp_path / NAME)["next_round"] == 3
+    path.rmdir()
+    (tmp_path / "summary.json").touch()
+    again(2)
     both = next(k for k in range(5) if newest[k] == previous[k] != -1)
     state_path(tmp_path, both, newest[both]).unlink()
     (tmp_path / "summary.json").unlink()

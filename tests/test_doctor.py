@@ -7,11 +7,13 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import pytest
 from torch import Tensor
 
+from fedproc_mpi.comm import Comm
 from fedproc_mpi.comm.launch import mpirun_inside_srun
 from fedproc_mpi.comm.serial import SerialComm
 from fedproc_mpi.devices import Placement
@@ -19,6 +21,7 @@ from fedproc_mpi.doctor import examine, trials
 from fedproc_mpi.doctor import findings as judge
 from fedproc_mpi.doctor.__main__ import early_end, main
 from fedproc_mpi.doctor.findings import Finding, Mpi, Mpirun, Rank
+from fedproc_mpi.errors import UserError
 from tests.conftest import activated, clean_environment, command, finish, wait_for
 
 OPEN_MPI = "mpirun (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/community/help/\n"
@@ -462,6 +465,26 @@ def test_values_that_change_on_the_way_are_found(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(examine, "REPEATS", 2)
     assert [f.level for f in examine.measure(SerialComm(), "cpu")] == ["ok", "ok"]
     assert [f.level for f in examine.measure(Lossy(), "cpu")] == ["ok", "wrong"]
+
+
+def test_a_group_that_cannot_form_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where auto would take NCCL a run goes on over MPI, where it was asked for it ends."""
+
+    def fails(comm: Comm, transport: str, *_: object) -> Comm:
+        assert transport == "torch"
+        raise UserError("--transport torch: n2 cannot reach rank 0; --transport mpi works", agreed=True)
+
+    monkeypatch.setattr("fedproc_mpi.comm.transport.connect_transport", fails)
+    monkeypatch.setattr(SerialComm, "size", 3)
+    own = placed({1: (0, "GPU-a"), 2: (1, "GPU-b")}, 3)
+    found: list[Finding] = []
+    tell = SimpleNamespace(tell=found.append)
+    comm = SerialComm()
+    assert examine._connect(tell, comm, "auto", own[0], own) is comm
+    assert examine._connect(tell, comm, "torch", own[0], own) is None
+    assert [finding.level for finding in found] == ["warning", "wrong"]
+    assert found[0].said == "--transport torch: n2 cannot reach rank 0: auto goes on over mpi"
+    assert found[1].remedy == "--transport mpi works"
 
 
 def test_cuda_awareness_is_never_wrong() -> None:

@@ -106,7 +106,7 @@ def test_a_gpu_that_cannot_be_used_is_told_on_every_rank(monkeypatch: pytest.Mon
     """In MIG mode the driver counts cards of which CUDA takes one slice; or a card is sick."""
 
     def sick(gpu: int) -> None:
-        raise RuntimeError("CUDA error: invalid device ordinal\nCompile with ...")
+        raise torch.cuda.DeferredCudaCallError("CUDA error: invalid device ordinal\nCompile with ...")
 
     FakeCuda(monkeypatch, visible=2)
     monkeypatch.setattr("torch.cuda.set_device", sick)

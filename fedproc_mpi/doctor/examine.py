@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from fedproc_mpi.comm.launch import launched_rank, launched_tasks, mpirun_inside_srun
 from fedproc_mpi.doctor import findings as judge
-from fedproc_mpi.doctor.findings import OK, WRONG, Finding, Mpi, Rank
+from fedproc_mpi.doctor.findings import OK, WARNING, WRONG, Finding, Mpi, Rank
 from fedproc_mpi.errors import UserError
 
 if TYPE_CHECKING:
     from fedproc_mpi.comm import Comm
+    from fedproc_mpi.devices import Placement
 
 ALONE_SECONDS, TOGETHER_SECONDS = 90, 240  # for a step of one process, and for one in which all must meet
 QUIET = 3  # exit code of a task that leaves the word to the launcher's first
@@ -270,7 +271,6 @@ def gather(MPI: Any, size: int, mine: Rank) -> list[Rank]:
 def transports(tell: Teller, MPI: Any, size: int, visible: list[int], transport: str, threads: int) -> None:
     """GPUs, transport and speed, by the package's own means. Collective; torch is there on all ranks."""
     from fedproc_mpi.comm.serial import SerialComm
-    from fedproc_mpi.comm.transport import connect_transport
     from fedproc_mpi.config import Config
     from fedproc_mpi.devices import Placement, place
 
@@ -296,18 +296,35 @@ def transports(tell: Teller, MPI: Any, size: int, visible: list[int], transport:
     if size == 1 or verdict.level == WRONG:
         return
     tell.doing("transport", TOGETHER_SECONDS)
-    try:
-        comm = connect_transport(comm, transport, False, placement, placements if comm.rank == 0 else None)
-    except UserError as error:
-        if not error.agreed:  # the others wait in the backend: `main` ends them
-            raise
-        said, _, remedy = str(error).partition("; ")
-        tell.tell(Finding(WRONG, "transport", said, remedy))
+    connected = _connect(tell, comm, transport, placement, placements)
+    if connected is None:
         return
+    comm = connected
     tell.doing("speed", TOGETHER_SECONDS)
     tell.tell(*measure(comm, placement.device))
     tell.doing("transport's end", TOGETHER_SECONDS)
     comm.close()
+
+
+def _connect(
+    tell: Teller, comm: "Comm", transport: str, mine: "Placement", placements: "list[Placement]"
+) -> "Comm | None":
+    """The comm that a run would take, or None where it would end. Collective."""
+    from fedproc_mpi.comm.transport import choose, connect_transport
+
+    # What auto takes is asked for by name: auto itself would go on without a finding.
+    asked = "torch" if choose(transport, placements, comm.client_ranks) != "mpi" else "mpi"
+    try:
+        return connect_transport(comm, asked, False, mine, placements if comm.rank == 0 else None)
+    except UserError as error:
+        if not error.agreed:  # the others wait in the backend: `main` ends them
+            raise
+        said, _, remedy = str(error).partition("; ")
+    if transport == "torch":
+        tell.tell(Finding(WRONG, "transport", said, remedy))
+        return None
+    tell.tell(Finding(WARNING, "transport", f"{said}: auto goes on over mpi", "mend that, or leave it so"))
+    return comm
 
 
 def measure(comm: "Comm", device: Any) -> list[Finding]:

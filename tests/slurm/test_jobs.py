@@ -91,7 +91,15 @@ def test_sbatch_typed_inside_another_jobs_step(checkout: Checkout) -> None:
     """As after `srun --pty bash`: sbatch hands the step's variables on, which are not this job's."""
     step = {"STEP_ID": "0", "STEPID": "0", "STEP_NUM_TASKS": "4", "STEP_NUM_NODES": "1", "CPU_BIND": "quiet"}
     inherited = {f"SLURM_{name}": value for name, value in step.items()} | {"PMI_RANK": "0", "PMI_SIZE": "4"}
-    flags = ["--ntasks=2", "jobs/cifar10_m10.slurm", *SMALL, "--rounds", "1", "--seed", "3"]
+    flags = [
+        "--ntasks=2",
+        "jobs/cifar10_m10.slurm",
+        *SMALL,
+        "--rounds",
+        "1",
+        "--run-dir",
+        "runs/inside_a_step",
+    ]
     code, log = checkout.finish(checkout.submit(*flags, **inherited), 120)
     assert code == 0, log
     assert "2 rank(s) over mpi" in log
@@ -197,8 +205,8 @@ def test_an_interrupted_run_goes_on_when_submitted_again(checkout: Checkout) -> 
 
     done = len((run_dir / "metrics.jsonl").read_text().splitlines())
     job, _ = running(3, done + 3)
-    checkout.slurm.cancel(array)
     os.kill(ranks_of(run_dir)[-1], signal.SIGKILL)
+    checkout.slurm.cancel(array)
     code, log = checkout.finish(job, 60)
     assert code != 0, log
 
@@ -218,6 +226,22 @@ def test_an_interrupted_run_goes_on_when_submitted_again(checkout: Checkout) -> 
     ]
     subprocess.run(whole, cwd=checkout.folder, check=True, capture_output=True, timeout=120)
     assert summary(run_dir)["model_sha256"] == summary(checkout.folder / "runs/whole")["model_sha256"]
+
+
+def test_a_job_that_a_diverged_client_ended_goes_on_without_it(checkout: Checkout) -> None:
+    poison = ["--algorithm", str(ROOT / "tests" / "poison.py"), "--poisoned", "1", "--rounds", "3"]
+    flags = ["--ntasks=2", "jobs/cifar10_m10.slurm", *SMALL, *poison]
+    code, log = checkout.finish(checkout.submit(*flags), 120)
+    assert code == 3, log
+    assert "--resume --on-diverged exclude goes on without it" in log
+    code, log = checkout.finish(checkout.submit(*flags, "--on-diverged", "exclude"), 120)
+    assert code == 0, log
+    assert "holds this run, unfinished: going on" in log
+    (run_dir,) = checkout.folder.glob("runs/cifar10_m10-poison-*")
+    assert summary(run_dir)["resumed_at_round"] == 1
+    code, log = checkout.finish(checkout.submit(*flags), LIMIT)
+    assert code == 2
+    assert "--on-diverged was 'exclude', now 'stop'" in told(log)
 
 
 def ranks_of(run_dir: Path) -> list[int]:
