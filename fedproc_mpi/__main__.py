@@ -89,7 +89,10 @@ def _show(result: "Result") -> None:
     from fedproc_mpi.report.curves import plot_accuracy
 
     summary = result.summary
-    picture = plot_accuracy([result.run_dir], result.run_dir / "accuracy.png")
+    try:
+        picture = str(plot_accuracy([result.run_dir], result.run_dir / "accuracy.png"))
+    except OSError as error:  # the run itself is done, and saved
+        picture = f"none: {error.strerror}"
     split = ", ".join(f"{k} {v:.1f}" for k, v in summary["seconds"].items() if v >= 0.05)
     print(
         f"\nfinal accuracy  {100 * summary['final_accuracy']:.2f} %"

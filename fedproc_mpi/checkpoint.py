@@ -1,5 +1,6 @@
 """Atomic save and resume. A rename is the only commit; the previous checkpoint is kept until the next."""
 
+import errno
 import os
 import zipfile
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fedproc_mpi.errors import UserError
+from fedproc_mpi.errors import UserError, reason
 from fedproc_mpi.flat import State
 
 NAME, PREVIOUS, STAGED = "checkpoint.pt", "checkpoint.prev.pt", ".checkpoint.staged.pt"
@@ -26,11 +27,11 @@ def save_atomically(value: Any, path: Path) -> None:
         os.replace(temporary, path)
         sync_names(path.parent)
     except (OSError, RuntimeError) as error:
-        temporary.unlink(missing_ok=True)
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise UserError(
-            f"cannot save {path}: {' '.join(str(reason).split())}; what was saved before is still good: "
-            "make room and go on with --resume"
+            f"cannot save {path}: {reason(error)}; what was saved before is still good: make room and go on "
+            "with --resume"
         ) from error
 
 
@@ -84,9 +85,12 @@ def stage(run_dir: Path, state: State, next_round: int, versions: Sequence[int] 
 
 def commit(run_dir: Path) -> None:
     """Make the staged state the checkpoint."""
-    if (run_dir / NAME).exists():
-        os.replace(run_dir / NAME, run_dir / PREVIOUS)
-    os.replace(run_dir / STAGED, run_dir / NAME)
+    try:
+        if (run_dir / NAME).exists():
+            os.replace(run_dir / NAME, run_dir / PREVIOUS)
+        os.replace(run_dir / STAGED, run_dir / NAME)
+    except OSError as error:
+        raise UserError(f"cannot save {error.filename2 or run_dir / NAME}: {reason(error)}") from error
     sync_names(run_dir)
 
 
@@ -108,7 +112,7 @@ def load(run_dir: Path, state: State, check: Callable[[Sequence[int]], None]) ->
             for key, tensor in state.tensors().items():
                 tensor.copy_(saved["state"][key])
         except Exception as error:  # a damaged file can fail in any way inside torch.load
-            _raise_unless_damaged(run_dir / name, error.__cause__ or error)
+            _raise_unless_damaged(run_dir / name, error)
             broken.append(f"{name}: {error if isinstance(error, UserError) else type(error).__name__}")
             continue
         if broken:
@@ -123,13 +127,15 @@ def load(run_dir: Path, state: State, check: Callable[[Sequence[int]], None]) ->
     return 0, []
 
 
-def _raise_unless_damaged(path: Path, cause: BaseException) -> None:
+def _raise_unless_damaged(path: Path, error: Exception) -> None:
     """A file that cannot be read just now is no reason to go back: what is newer would be deleted."""
-    if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+    cause = error.__cause__ or error
+    # EINVAL: a damaged archive sends the reader to a place before the file's start.
+    if isinstance(cause, OSError) and cause.errno not in (errno.ENOENT, errno.EINVAL):
+        what = error if isinstance(error, UserError) else f"{path} cannot be read"
         raise UserError(
-            f"{path}, or a client's file that it names, cannot be read now ({cause}); try again, or move "
-            "that file away to go on from the checkpoint before"
-        ) from cause
+            f"{what}: {reason(cause)}; try again, or move that file away to go on from the checkpoint before"
+        ) from error
 
 
 def versions_of(path: Path) -> list[int]:

@@ -12,14 +12,14 @@ import socket
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fedproc_mpi.checkpoint import check_archive, read_checked, write_synced
-from fedproc_mpi.errors import UserError
+from fedproc_mpi.checkpoint import read_checked, write_synced
+from fedproc_mpi.errors import UserError, reason
 
 ClientState = dict[str, Tensor]
 NONE = -1  # the version of a client that has kept nothing yet
@@ -99,9 +99,11 @@ class ClientStates:
             path.unlink(missing_ok=True)  # what an attempt at this round left that never counted
             write_synced(kept, path, "xb")
         except (OSError, RuntimeError) as error:
-            path.unlink(missing_ok=True)
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            raise UserError(f"cannot save {path}: {reason}; make room and go on with --resume") from error
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+            raise UserError(
+                f"cannot save {path}: {reason(error)}; make room and go on with --resume"
+            ) from error
         self._remember(client, version, kept)
         self.seconds += time.perf_counter() - start
 
@@ -119,7 +121,8 @@ class ClientStates:
         """Delete the files that neither the run nor a kept checkpoint names. Each round, on rank 0."""
         named = {pair for versions in (self.versions, *kept_checkpoints) for pair in enumerate(versions)}
         for client, version in self._on_disk - named:
-            state_path(self._run_dir, client, version).unlink(missing_ok=True)
+            with suppress(OSError):  # it stays: disk lost, nothing else
+                state_path(self._run_dir, client, version).unlink(missing_ok=True)
         self._on_disk = {(client, version) for client, version in named if version != NONE}
 
     def _remember(self, client: int, version: int, kept: ClientState) -> None:
@@ -145,7 +148,7 @@ def verify_states(run_dir: Path, versions: Sequence[int]) -> None:
     for client, version in enumerate(versions):
         if version != NONE:
             with _told(run_dir, client, version) as path:
-                check_archive(path)
+                read_checked(path)
 
 
 @contextmanager

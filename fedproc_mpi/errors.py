@@ -1,6 +1,19 @@
 """The ways a run ends that are not a crash, each with its exit code."""
 
 
+def reason(error: BaseException) -> str:
+    """Why something could not be written or read, in a line; the system's words where it has some.
+
+    torch says "unexpected pos" of a full disk, and the OSError is behind it.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__cause__ or cause.__context__
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
 class FedprocError(Exception):
     """Base: `exit_code` is what the process returns.
 

@@ -22,6 +22,7 @@ from fedproc_mpi.errors import FedprocError, UserError
 from fedproc_mpi.evaluation import TestShare, accuracies, add_counts
 from fedproc_mpi.flat import Entry, FlatModel, State, list_sha256, tensors_sha256
 from fedproc_mpi.models import build_model, check_norm, embedding_size
+from fedproc_mpi.records import MODEL
 from fedproc_mpi.seeds import seed_for
 from fedproc_mpi.shards import Shards
 
@@ -187,7 +188,7 @@ class Parts:
         else:
             saved, hashes = self._finish_personal(prototypes)
         if self.comm.rank == 0:
-            checkpoint.save_atomically({**saved, **extra}, run_dir / "model.pt")
+            checkpoint.save_atomically({**saved, **extra}, run_dir / MODEL)
         return dict(zip(("model_sha256", "weights_sha256"), hashes, strict=True))
 
     def _finish_personal(self, prototypes: dict[str, Tensor]) -> tuple[dict[str, Any], list[str]]:

@@ -11,7 +11,7 @@ from fedproc_mpi.config import read_json
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.flat import FlatModel
 from fedproc_mpi.models import build_model
-from fedproc_mpi.records import CONFIG
+from fedproc_mpi.records import CONFIG, MODEL
 
 
 class Predictor(nn.Module):
@@ -49,13 +49,17 @@ def load_model(run_dir: str | Path, client: int | None = None) -> Predictor:
     """
     run_dir = Path(run_dir)
     config = read_json(run_dir / CONFIG)
-    path = run_dir / "model.pt"
+    path = run_dir / MODEL
     if not path.is_file():
         raise UserError(f"{run_dir}: no model.pt; the run is not finished (--resume goes on)")
     try:
         saved = read_checked(path)
     except Exception as error:  # a damaged file can fail in any way
-        raise UserError(f"{path} cannot be read ({type(error).__name__}: {error}); run it again") from error
+        raise UserError(
+            f"{path} cannot be read ({type(error).__name__}: {error}); delete it, and --resume makes it again"
+        ) from error
+    if "data" not in config:
+        raise UserError(f"{run_dir / CONFIG} is no run's record")
     data = config["data"]
     shape = (data["image_shape"][0], data["image_shape"][1], data["image_shape"][2])
     names = list(data["class_names"])

@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 
+from fedproc_mpi.checkpoint import NAME, PREVIOUS
 from fedproc_mpi.comm import Comm
 from fedproc_mpi.config import FIELD_DEFAULTS, Config, flag, read_json
 from fedproc_mpi.devices import Placement, remarks
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.shards import Shards
 
-CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
+CONFIG, METRICS, SUMMARY, MODEL = "config.json", "metrics.jsonl", "summary.json", "model.pt"
 TOP = Path("runs")
 
 
@@ -38,12 +39,13 @@ def open_run_dir(config: Config, shards: Shards, environment: Mapping[str, Any])
         path = Path(config.run_dir)
         if (path / CONFIG).exists():
             if not config.resume:
-                state = "a finished run" if (path / SUMMARY).exists() else "an unfinished run"
+                state = "a finished run" if is_finished(path) else "an unfinished run"
                 raise UserError(f"{path} already holds {state}; add --resume to go on, or choose another")
             if differing := differences(path, config, fingerprint):
                 raise UserError(f"{path}: --resume with a config that differs: {differing}")
-            finished = (path / SUMMARY).exists()
-            return (path if finished else _taken_up(path, config, environment)), finished
+            return (path if is_finished(path) else _taken_up(path, config, environment)), is_finished(path)
+        if others := [name for name in (SUMMARY, NAME, PREVIOUS, METRICS) if (path / name).exists()]:
+            raise UserError(f"{path} holds {', '.join(others)} of a run, but no {CONFIG}: choose another")
     else:
         found = _newest_unfinished(config, fingerprint) if config.resume else None
         if found:
@@ -62,6 +64,11 @@ def open_run_dir(config: Config, shards: Shards, environment: Mapping[str, Any])
     return path, False
 
 
+def is_finished(run_dir: Path) -> bool:
+    """Whether all that a run leaves is there."""
+    return (run_dir / SUMMARY).exists() and (run_dir / MODEL).exists()
+
+
 def _taken_up(run_dir: Path, config: Config, environment: Mapping[str, Any]) -> Path:
     """The run to go on with; its config.json tells where it now runs, and where it ran before."""
     kept = read_json(run_dir / CONFIG)
@@ -70,10 +77,7 @@ def _taken_up(run_dir: Path, config: Config, environment: Mapping[str, Any]) -> 
     if before != json.loads(json.dumps(environment)):
         earlier = [*earlier, before]
     now = {**environment, "earlier": earlier} if earlier else environment
-    try:
-        _write_json(run_dir / CONFIG, {**kept, "on_diverged": config.on_diverged, "environment": now})
-    except OSError as error:
-        raise UserError(f"{run_dir}: cannot write there: {error.strerror}") from error
+    _write_json(run_dir / CONFIG, {**kept, "on_diverged": config.on_diverged, "environment": now})
     return run_dir
 
 
@@ -89,7 +93,7 @@ def _new_directory(config: Config) -> Path:
 
 
 def _newest_unfinished(config: Config, fingerprint: str) -> Path | None:
-    unfinished = [p.parent for p in TOP.glob(f"*/{CONFIG}") if not (p.parent / SUMMARY).exists()]
+    unfinished = [p.parent for p in TOP.glob(f"*/{CONFIG}") if not is_finished(p.parent)]
     unfinished.sort(key=lambda p: ((p / CONFIG).stat().st_mtime, p.name), reverse=True)
     differing = {path: differences(path, config, fingerprint) for path in unfinished}
     same = [path for path, difference in differing.items() if not difference]
@@ -184,15 +188,23 @@ class Recorder:
         self._bar = _progress_bar(config.rounds, first_round)
 
     def _keep_rounds_before(self, first_round: int) -> list[dict[str, Any]]:
-        """A kill can come between a line and its checkpoint: such lines are redone, so they go."""
-        path, lines = self.run_dir / METRICS, []
-        for text in path.read_text().splitlines() if path.exists() else ():
-            try:
-                line = json.loads(text)
-            except ValueError:
-                break
-            if line["round"] < first_round:
-                lines.append(line)
+        """A kill can come between a line and its checkpoint: such lines are redone, so they go.
+
+        Lines that are lost are told. UserError where the last round's is and no round is left to do.
+        """
+        path = self.run_dir / METRICS
+        by_round = {line["round"]: line for line in read_metrics(self.run_dir)} if first_round else {}
+        lines = [by_round[t] for t in range(first_round) if t in by_round]
+        lost = [t for t in range(first_round) if t not in by_round]
+        if first_round == self._config.rounds and first_round - 1 in lost:
+            raise UserError(
+                f"{path} has lost the last round, whose accuracy is the run's: move {self.run_dir / NAME} "
+                "away, and --resume repeats it"
+            )
+        if lost:
+            print(
+                f"fedproc_mpi: {path} has lost {len(lost)} rounds, {lost[0]} the first; they stay out of it"
+            )
         _replace_text(path, "".join(json.dumps(line) + "\n" for line in lines))
         return lines
 
@@ -269,18 +281,34 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 def _replace_text(path: Path, text: str) -> None:
     """The file is the old text or the new one, never half."""
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
 
 
 def read_finished(run_dir: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The summary and the rounds' lines of a finished run."""
-    return read_json(run_dir / SUMMARY), read_metrics(run_dir)
+    """The summary and the rounds' lines of a finished run. UserError where the summary is damaged."""
+    summary = read_json(run_dir / SUMMARY)
+    if "model_sha256" not in summary:
+        raise UserError(f"{run_dir / SUMMARY} is no run's summary: delete it, and --resume makes it again")
+    return summary, read_metrics(run_dir)
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """The rounds' lines of a run."""
-    return [json.loads(line) for line in (run_dir / METRICS).read_text().splitlines()]
+    """The rounds' lines of a run, without any that are damaged. UserError where the file cannot be read."""
+    path, lines = run_dir / METRICS, []
+    try:
+        texts = path.read_bytes().splitlines() if path.exists() else []
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    for text in texts:
+        with suppress(ValueError):
+            line = json.loads(text)
+            if isinstance(line, dict) and {"round", "seconds", "round_seconds"} <= set(line):
+                lines.append(line)
+    return lines
 
 
 class Clock:

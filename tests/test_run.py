@@ -1,8 +1,10 @@
 """A run in this process: the run directory, resuming, the library."""
 
 import dataclasses
+import errno
 import hashlib
 import json
+import os
 import shutil
 import signal
 from collections.abc import Callable
@@ -12,7 +14,9 @@ import pytest
 import torch
 
 from fedproc_mpi import Config, Stopped, TrainingFailed, UserError, checkpoint, load_model, records, run
+from fedproc_mpi.__main__ import main
 from fedproc_mpi.config import read_json
+from fedproc_mpi.errors import reason
 from fedproc_mpi.federated import Federation, Result
 from fedproc_mpi.flat import Entry, State
 from fedproc_mpi.records import differences, own_files
@@ -130,6 +134,87 @@ def test_resume_from_the_previous_checkpoint_when_the_newest_is_damaged(
         (run_dir / name).write_bytes(b"broken")
     with pytest.raises(UserError, match="no checkpoint is whole"):
         run_once(shards, run_dir, resume=True)
+
+
+def test_a_run_directory_without_its_config_is_no_new_one(
+    finished: Result, shards: Path, tmp_path: Path
+) -> None:
+    """Else another config's checkpoint, or summary, would be taken for this run's."""
+    for kept in ("summary.json", "checkpoint.pt", "checkpoint.prev.pt", "metrics.jsonl"):
+        run_dir = tmp_path / kept
+        run_dir.mkdir()
+        shutil.copy(finished.run_dir / kept, run_dir)
+        for resume in (False, True):
+            with pytest.raises(UserError, match=rf"holds {kept} of a run, but no config\.json"):
+                run_once(shards, run_dir, seed=1, resume=resume)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.unlink(),
+        lambda path: path.write_bytes(path.read_bytes().replace(b'"round": 3', b'"round\xff": 3')),
+        lambda path: path.write_text("5\n{}\nnull\n"),
+    ],
+)
+def test_lost_lines_of_metrics(
+    finished: Result,
+    shards: Path,
+    tmp_path: Path,
+    damage: Callable[[Path], object],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run_dir = Path(shutil.copytree(finished.run_dir, tmp_path / "run"))
+    (run_dir / "summary.json").unlink()
+    damage(run_dir / "metrics.jsonl")
+    with pytest.raises(UserError, match=r"has lost the last round.* move .*checkpoint\.pt away") as told:
+        run_once(shards, run_dir, resume=True)
+    assert str(run_dir / "checkpoint.pt") in str(told.value)
+    (run_dir / "checkpoint.pt").rename(tmp_path / "away.pt")
+    resumed = run_once(shards, run_dir, resume=True)
+    assert resumed.summary["model_sha256"] == finished.summary["model_sha256"]
+    assert resumed.summary["final_accuracy"] == finished.summary["final_accuracy"]
+    rounds = [line["round"] for line in lines_of(run_dir)]
+    assert rounds in ([3], [0, 1, 2, 3])
+    assert ("has lost 3 rounds, 0 the first" in capsys.readouterr().out) == (len(rounds) == 1)
+
+
+def test_what_is_missing_of_a_finished_run_is_made_again(
+    finished: Result, shards: Path, tmp_path: Path
+) -> None:
+    run_dir = Path(shutil.copytree(finished.run_dir, tmp_path / "run"))
+    (run_dir / "model.pt").unlink()
+    with pytest.raises(UserError, match="--resume goes on"):
+        load_model(run_dir)
+    assert run_once(shards, run_dir, resume=True).summary["model_sha256"] == finished.summary["model_sha256"]
+    load_model(run_dir)
+    (run_dir / "summary.json").write_text("{}")
+    with pytest.raises(UserError, match="is no run's summary: delete it"):
+        run_once(shards, run_dir, resume=True)
+    (run_dir / "metrics.jsonl").unlink()
+    (run_dir / "metrics.jsonl").mkdir()
+    (run_dir / "summary.json").unlink()
+    with pytest.raises(UserError, match=r"metrics\.jsonl cannot be read: Is a directory"):
+        run_once(shards, run_dir, resume=True)
+    (run_dir / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="is no run's record"):
+        load_model(run_dir)
+
+
+def test_a_picture_that_cannot_be_made_is_no_crash(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run" / "accuracy.png").mkdir(parents=True)
+    assert main(["--shards", str(shards), "--rounds", "1", "--run-dir", str(tmp_path / "run")]) == 0
+    assert "picture         none: Is a directory" in capsys.readouterr().out
+
+
+def test_a_full_disk_is_called_so() -> None:
+    """torch tells of a count of bytes; the system's error is behind it."""
+    error = RuntimeError("unexpected pos 704 vs 598")
+    error.__context__ = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert reason(error) == "No space left on device"
+    assert reason(ValueError("a\n b")) == "a b"
 
 
 def test_config_json_tells_where_a_run_went_on_and_where_it_was_before(
