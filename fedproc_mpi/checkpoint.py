@@ -38,13 +38,13 @@ def save_atomically(value: Any, path: Path) -> None:
 def write_synced(value: Any, path: Path, mode: str = "wb") -> None:
     """torch.save and fsync. OSError or RuntimeError where that fails; what is there then is no good.
 
-    mode: "xb" where no file of that name may be there.
+    The file's name needs `sync_names` to outlive a power failure. mode: "xb" where no file of that
+    name may be there.
     """
     with open(path, mode) as file:
         torch.save(value, file)
         file.flush()
         os.fsync(file.fileno())
-    sync_names(path.parent)
 
 
 def sync_names(directory: Path) -> None:

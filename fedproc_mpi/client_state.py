@@ -11,14 +11,14 @@ import re
 import socket
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fedproc_mpi.checkpoint import read_checked, write_synced
+from fedproc_mpi.checkpoint import read_checked, sync_names, write_synced
 from fedproc_mpi.errors import UserError, reason
 
 ClientState = dict[str, Tensor]
@@ -98,6 +98,7 @@ class ClientStates:
             path.parent.mkdir(exist_ok=True)
             path.unlink(missing_ok=True)  # what an attempt at this round left that never counted
             write_synced(kept, path, "xb")
+            sync_names(path.parent)
         except (OSError, RuntimeError) as error:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
@@ -139,25 +140,18 @@ class ClientStates:
 
 def read_state(run_dir: Path, client: int, version: int) -> ClientState:
     """What a client kept after round `version`, on the CPU. UserError when the file cannot be read."""
-    with _told(run_dir, client, version) as path:
+    path = state_path(run_dir, client, version)
+    try:
         return read_checked(path)
+    except Exception as error:  # a damaged file can fail in any way
+        raise UserError(f"{path}: client {client}'s state cannot be read ({type(error).__name__})") from error
 
 
 def verify_states(run_dir: Path, versions: Sequence[int]) -> None:
     """Read the files of all clients' versions through. UserError when one is missing or has changed."""
     for client, version in enumerate(versions):
         if version != NONE:
-            with _told(run_dir, client, version) as path:
-                read_checked(path)
-
-
-@contextmanager
-def _told(run_dir: Path, client: int, version: int) -> Iterator[Path]:
-    path = state_path(run_dir, client, version)
-    try:
-        yield path
-    except Exception as error:  # a damaged file can fail in any way
-        raise UserError(f"{path}: client {client}'s state cannot be read ({type(error).__name__})") from error
+            read_state(run_dir, client, version)
 
 
 def _bytes(kept: ClientState) -> int:

@@ -10,7 +10,7 @@ import torch
 
 from fedproc_mpi.comm import Comm
 from fedproc_mpi.config import Config
-from fedproc_mpi.errors import UserError
+from fedproc_mpi.errors import UserError, reason
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,9 @@ def place(config: Config, comm: Comm) -> Placement:
             name, uuid, pci = _take(gpu)
             placement = replace(placement, gpu=gpu, gpu_name=name, gpu_uuid=uuid, gpu_pci=pci)
         except Exception as caught:  # torch's own kinds: AcceleratorError, DeferredCudaCallError
-            reason = " ".join(str(caught).split())[:200]
             error = UserError(
-                f"rank {comm.rank} cannot use GPU {gpu} of {visible} on {host} ({reason}); name the GPUs or "
-                "MIG slices that work in CUDA_VISIBLE_DEVICES, or --device cpu"
+                f"rank {comm.rank} cannot use GPU {gpu} of {visible} on {host} ({reason(caught)}); name the "
+                "GPUs or MIG slices that work in CUDA_VISIBLE_DEVICES, or --device cpu"
             )
     comm.agree(error)
     return placement

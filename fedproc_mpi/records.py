@@ -43,7 +43,8 @@ def open_run_dir(config: Config, shards: Shards, environment: Mapping[str, Any])
                 raise UserError(f"{path} already holds {state}; add --resume to go on, or choose another")
             if differing := differences(path, config, fingerprint):
                 raise UserError(f"{path}: --resume with a config that differs: {differing}")
-            return (path if is_finished(path) else _taken_up(path, config, environment)), is_finished(path)
+            finished = is_finished(path)
+            return (path if finished else _taken_up(path, config, environment)), finished
         if others := [name for name in (SUMMARY, NAME, PREVIOUS, METRICS) if (path / name).exists()]:
             raise UserError(f"{path} holds {', '.join(others)} of a run, but no {CONFIG}: choose another")
     else:

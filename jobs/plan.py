@@ -118,13 +118,10 @@ def claim(run_dir: Path) -> None:
         file.seek(0)
         owner = file.read().strip()
         # Of an array squeue shows all tasks where the owner is the one that bears the array's own number.
-        jobs = (
-            output("squeue", "--noheader", "--jobs", owner, "--format=%A %T") if owner not in ("", me) else ""
-        )
-        states = [
-            state for job, _, state in (line.partition(" ") for line in jobs.splitlines()) if job == owner
-        ]
-        if {"RUNNING", "COMPLETING", "SUSPENDED"} & set(states):
+        alive = {f"{owner} {state}" for state in ("RUNNING", "COMPLETING", "SUSPENDED")}
+        if owner not in ("", me) and alive & set(
+            output("squeue", "--noheader", "--jobs", owner, "--format=%A %T").splitlines()
+        ):
             fail(f"job {owner} is running this very config in {run_dir}; wait for it, or give --run-dir")
         file.truncate(0)
         file.write(me + "\n")

@@ -8,6 +8,7 @@
 set -eu
 shards=${SHARDS:-shards/cifar10_m10.h5}
 ranks=${RANKS:-3}
+rounds=${ROUNDS:-20}
 out=${OUT:-runs/cifar10_e5_t20}
 [ $# -gt 0 ] || set -- fedavg fedproc moon fedprox scaffold solo fedproto
 
@@ -22,7 +23,7 @@ for algorithm in "$@"; do
     [ -e "$out/$algorithm/config.json" ] && resume="--resume"
     # shellcheck disable=SC2086 # the options are words
     mpirun -n "$ranks" python -m fedproc_mpi --algorithm "$algorithm" $options --shards "$shards" \
-        --model simple-cnn --augment cifar10 --rounds 20 --local-epochs 5 --batch-size 64 --lr 0.01 \
+        --model simple-cnn --augment cifar10 --rounds "$rounds" --local-epochs 5 --batch-size 64 --lr 0.01 \
         --momentum 0.9 --weight-decay 1e-5 --seed 0 --run-dir "$out/$algorithm" $resume
 done
 python "$(dirname "$0")/table.py" "$out"/*/

@@ -88,6 +88,7 @@ def test_help_lists_the_algorithms_and_the_chosen_ones_flags(capsys: pytest.Capt
         parse(["--help"])
     shown = capsys.readouterr().out
     assert not leaving.value.code
+    assert "FedAvg: local SGD" in shown
     for name in algorithms.names():
         what = (algorithms.find(name).__doc__ or "").split(":")[0]
         assert re.search(rf"\b{name} +{what}: ", shown), name

@@ -417,6 +417,7 @@ def test_init_from_a_file(finished: Result, shards: Path, tmp_path: Path) -> Non
         ({"sample_rate": 0.05}, "of 5 clients draws none; at least 0.2"),
         ({"model": "simpel-cnn"}, "did you mean simple-cnn"),
         ({"model": "simple-cnn"}, "too small for this model"),
+        ({"model": "small-cnn", "norm": "group"}, "--norm group is for resnet18 and resnet50"),
         ({"model": "nothing:Here"}, "cannot import"),
         ({"model": "torch.nn:Flatten"}, "torch.nn:Flatten"),
         ({"algorithm": "fedprox_"}, "no such algorithm"),

@@ -8,14 +8,13 @@ by hand: rank 0 holds the store at which the group meets, and its address travel
 import socket
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from fedproc_mpi.comm.mpi import MpiComm, sleep_until_done, split
-from fedproc_mpi.errors import UserError
+from fedproc_mpi.errors import UserError, reason
 
 FIRST = 1  # the client rank that talks with the server; rank 0 in the group
 LOOPBACK = "127.0.0.1"
@@ -38,12 +37,8 @@ class TorchComm(MpiComm):
         assert self.size > 1
         self.cuda_aware, self.backend, self._device = mpi.cuda_aware, backend, device
         one_host = len(self.local_ranks()) == self.size
-        here: list[Any] = []
-        if self.rank == 0:
-            self.agree(self._listen())
-            here = [[LOOPBACK] if one_host else _own_addresses(), self._port]
-        else:
-            self.agree(None)
+        self.agree(self._listen() if self.rank == 0 else None)
+        here = [[LOOPBACK] if one_host else _own_addresses(), self._store.port] if self.rank == 0 else None
         addresses, port = self.share(here)
         self.agree(self._reach(addresses, port) if self.rank != 0 else None)
         if self.rank != 0:
@@ -90,11 +85,9 @@ class TorchComm(MpiComm):
     def _listen(self) -> UserError | None:
         """Open the store, on every address of this host; the one here is its own way to it."""
         try:
-            store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=MEET)
+            self._store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=MEET)
         except (OSError, RuntimeError) as error:
-            reason = " ".join(str(error).split())[:200]
-            return UserError(f"--transport torch: rank 0 cannot listen ({reason}); --transport mpi")
-        self._store, self._port = store, store.port
+            return UserError(f"--transport torch: rank 0 cannot listen ({reason(error)}); --transport mpi")
         return None
 
     def _reach(self, addresses: list[str], port: int) -> UserError | None:
@@ -126,9 +119,9 @@ class TorchComm(MpiComm):
             if hasattr(dist, "set_timeout"):
                 dist.set_timeout(COLLECTIVE)
         except (RuntimeError, ValueError) as error:
-            reason = " ".join(str(error).split())[:300]
+            why = " ".join(str(error).split())[:300]  # NCCL's words are long, and the cause comes last
             raise UserError(
-                f"--transport torch: no {self.backend} group: {reason}; --transport mpi, or name the network "
+                f"--transport torch: no {self.backend} group: {why}; --transport mpi, or name the network "
                 f"interface in {'NCCL' if self.backend == 'nccl' else 'GLOO'}_SOCKET_IFNAME"
             ) from error
 
