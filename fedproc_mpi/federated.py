@@ -10,16 +10,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from fedproc_mpi import checkpoint
-from fedproc_mpi.client import Round
-from fedproc_mpi.client_state import verify_states
-from fedproc_mpi.cohort import Speeds, assign, sample_cohort
 from fedproc_mpi.comm import Comm
 from fedproc_mpi.comm.serial import SerialComm
 from fedproc_mpi.config import Config
 from fedproc_mpi.errors import FedprocError, Stopped, TrainingFailed
+from fedproc_mpi.learn.client import Round
+from fedproc_mpi.learn.cohort import Speeds, assign, sample_cohort
+from fedproc_mpi.learn.sums import Diverged, WeightedSums
 from fedproc_mpi.parts import Parts
-from fedproc_mpi.records import (
+from fedproc_mpi.store import checkpoint
+from fedproc_mpi.store.client_state import verify_states
+from fedproc_mpi.store.records import (
     Clock,
     Recorder,
     environment,
@@ -28,7 +29,6 @@ from fedproc_mpi.records import (
     round_line,
     show_start,
 )
-from fedproc_mpi.sums import Diverged, WeightedSums
 
 
 @dataclasses.dataclass(frozen=True)

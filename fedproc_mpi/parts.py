@@ -9,22 +9,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedproc_mpi import algorithms, checkpoint, devices
+from fedproc_mpi import algorithms
 from fedproc_mpi.algorithms.base import Algorithm
-from fedproc_mpi.client import Trainer
-from fedproc_mpi.client_state import NONE, ClientState, ClientStates
-from fedproc_mpi.cohort import assign, cohort_size
 from fedproc_mpi.comm import Comm
-from fedproc_mpi.comm.transport import connect_transport
 from fedproc_mpi.config import DIGITS_SHARDS, Config
-from fedproc_mpi.data import Batches, Clients
 from fedproc_mpi.errors import FedprocError, UserError
-from fedproc_mpi.evaluation import TestShare, accuracies, add_counts
-from fedproc_mpi.flat import Entry, FlatModel, State, list_sha256, tensors_sha256
-from fedproc_mpi.models import build_model, check_norm, embedding_size
-from fedproc_mpi.records import MODEL
-from fedproc_mpi.seeds import seed_for
+from fedproc_mpi.learn.client import Trainer
+from fedproc_mpi.learn.cohort import assign, cohort_size
+from fedproc_mpi.learn.data import Batches, Clients
+from fedproc_mpi.learn.evaluation import TestShare, accuracies, add_counts
+from fedproc_mpi.learn.flat import Entry, FlatModel, State, list_sha256, tensors_sha256
+from fedproc_mpi.learn.models import build_model, check_norm, embedding_size
+from fedproc_mpi.learn.seeds import seed_for
+from fedproc_mpi.placement import devices
+from fedproc_mpi.placement.transport import connect_transport
 from fedproc_mpi.shards import Shards
+from fedproc_mpi.store import checkpoint
+from fedproc_mpi.store.client_state import NONE, ClientState, ClientStates
+from fedproc_mpi.store.records import MODEL
 
 
 class Parts:

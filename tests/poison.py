@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedproc_mpi.algorithms.scaffold import Scaffold
-from fedproc_mpi.client import Round, Trainer
 from fedproc_mpi.config import setting
-from fedproc_mpi.data import ClientData
-from fedproc_mpi.sums import Term
+from fedproc_mpi.learn.client import Round, Trainer
+from fedproc_mpi.learn.data import ClientData
+from fedproc_mpi.learn.sums import Term
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from fedproc_mpi.algorithms.fedprox import FedProx
 from fedproc_mpi.algorithms.moon import Moon, loss_con
 from fedproc_mpi.algorithms.scaffold import Scaffold, effective_steps
 from fedproc_mpi.algorithms.solo import Solo
-from fedproc_mpi.client import Batch, Round, Trainer
 from fedproc_mpi.config import flag
-from fedproc_mpi.data import ClientData
-from fedproc_mpi.flat import Entry, FlatModel, State, list_sha256, tensors_sha256
-from fedproc_mpi.sums import Diverged, Term, WeightedSums
+from fedproc_mpi.learn.client import Batch, Round, Trainer
+from fedproc_mpi.learn.data import ClientData
+from fedproc_mpi.learn.flat import Entry, FlatModel, State, list_sha256, tensors_sha256
+from fedproc_mpi.learn.sums import Diverged, Term, WeightedSums
 from tests.conftest import ROOT, call
 from tests.small_models import WithBatchNorm
 from tests.test_client import PlainBatches

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torchvision.transforms.v2 import functional as reference
 
-from fedproc_mpi.data import Batches, ClientData, augment_batch, rotate, shift_and_flip
-from fedproc_mpi.seeds import torch_generator
+from fedproc_mpi.learn.data import Batches, ClientData, augment_batch, rotate, shift_and_flip
+from fedproc_mpi.learn.seeds import torch_generator
 from fedproc_mpi.shards import Header
 
 

@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedproc_mpi.client import Batch, Trainer
 from fedproc_mpi.config import Config
-from fedproc_mpi.data import Batches, ClientData, Clients, cuts
 from fedproc_mpi.errors import UserError
-from fedproc_mpi.flat import Entry, FlatModel, State
-from fedproc_mpi.models import build_model
-from fedproc_mpi.seeds import torch_generator
+from fedproc_mpi.learn.client import Batch, Trainer
+from fedproc_mpi.learn.data import Batches, ClientData, Clients, cuts
+from fedproc_mpi.learn.flat import Entry, FlatModel, State
+from fedproc_mpi.learn.models import build_model
+from fedproc_mpi.learn.seeds import torch_generator
 from fedproc_mpi.shards import Shards
 
 

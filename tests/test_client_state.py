@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedproc_mpi import Config, TrainingFailed, UserError, checkpoint, load_model, run
+from fedproc_mpi import Config, TrainingFailed, UserError, load_model, run
 from fedproc_mpi.__main__ import main
-from fedproc_mpi.checkpoint import NAME, PREVIOUS, versions_of
-from fedproc_mpi.client_state import ClientState, ClientStates, state_path, verify_states
-from fedproc_mpi.evaluation import accuracies, add_counts, worst_decile
+from fedproc_mpi.learn.evaluation import accuracies, add_counts, worst_decile
 from fedproc_mpi.shards import Shards
+from fedproc_mpi.store import checkpoint
+from fedproc_mpi.store.checkpoint import NAME, PREVIOUS, versions_of
+from fedproc_mpi.store.client_state import ClientState, ClientStates, state_path, verify_states
 from tests.conftest import call, finish, kill_tree, start, wait_for, with_one_bit_changed
 from tests.test_algorithms import POISON, SMALL
 

@@ -65,8 +65,8 @@ def test_cuda_aware_is_tried_between_the_ranks_and_never_stays_on(monkeypatch: p
     from mpi4py import MPI
 
     from fedproc_mpi.comm.mpi import MpiComm
-    from fedproc_mpi.comm.transport import connect_transport
-    from fedproc_mpi.devices import Placement
+    from fedproc_mpi.placement.devices import Placement
+    from fedproc_mpi.placement.transport import connect_transport
 
     world = MpiComm(MPI.COMM_WORLD)
     mine = Placement(world.rank, "a", 1, 1)
@@ -101,8 +101,8 @@ def test_auto_goes_on_over_mpi_where_the_group_cannot_form(
 
     from fedproc_mpi.comm import torchdist
     from fedproc_mpi.comm.mpi import MpiComm
-    from fedproc_mpi.comm.transport import connect_transport
-    from fedproc_mpi.devices import Placement
+    from fedproc_mpi.placement.devices import Placement
+    from fedproc_mpi.placement.transport import connect_transport
 
     def fails(*_: object, **__: object) -> None:
         raise RuntimeError("no port is free")
@@ -111,7 +111,7 @@ def test_auto_goes_on_over_mpi_where_the_group_cannot_form(
     mine = Placement(world.rank, "a", 1, 1)
     gpus = [Placement(r, f"h{r}", 1, 1, 0, "Fake", f"U{r}") for r in range(world.size)]
     for what in ("choose", "TCPStore"):
-        monkeypatch.setattr("fedproc_mpi.comm.transport.choose", lambda *_: "gloo")
+        monkeypatch.setattr("fedproc_mpi.placement.transport.choose", lambda *_: "gloo")
         if what == "choose":  # rank 0 is not reached
             monkeypatch.setattr(torchdist.TorchComm, "local_ranks", lambda self: [self.rank])
             monkeypatch.setattr(torchdist, "_own_addresses", lambda: ["nowhere.invalid"])

@@ -16,12 +16,12 @@ from torch import Tensor
 from fedproc_mpi.comm import Comm
 from fedproc_mpi.comm.launch import mpirun_inside_srun
 from fedproc_mpi.comm.serial import SerialComm
-from fedproc_mpi.devices import Placement
 from fedproc_mpi.doctor import examine, trials
 from fedproc_mpi.doctor import findings as judge
 from fedproc_mpi.doctor.__main__ import early_end, main
 from fedproc_mpi.doctor.findings import Finding, Mpi, Mpirun, Rank
 from fedproc_mpi.errors import UserError
+from fedproc_mpi.placement.devices import Placement
 from tests.conftest import activated, clean_environment, command, finish, wait_for
 
 OPEN_MPI = "mpirun (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/community/help/\n"
@@ -474,7 +474,7 @@ def test_a_group_that_cannot_form_is_told(monkeypatch: pytest.MonkeyPatch) -> No
         assert transport == "torch"
         raise UserError("--transport torch: n2 cannot reach rank 0; --transport mpi works", agreed=True)
 
-    monkeypatch.setattr("fedproc_mpi.comm.transport.connect_transport", fails)
+    monkeypatch.setattr("fedproc_mpi.placement.transport.connect_transport", fails)
     monkeypatch.setattr(SerialComm, "size", 3)
     own = placed({1: (0, "GPU-a"), 2: (1, "GPU-b")}, 3)
     found: list[Finding] = []

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from fedproc_mpi.algorithms.fedproc import FedProc, loss_gpc
-from fedproc_mpi.client import Round
-from fedproc_mpi.flat import Entry, State
-from fedproc_mpi.sums import Group, Term, WeightedSums
+from fedproc_mpi.learn.client import Round
+from fedproc_mpi.learn.flat import Entry, State
+from fedproc_mpi.learn.sums import Group, Term, WeightedSums
 
 # z = (3, 4) has length 5; cosines with c_0 = (1, 0), c_1 = (0, 2), c_2 = (-1, 0): 0.6, 0.8, -0.6.
 Z = torch.tensor([[3.0, 4.0]])

@@ -10,12 +10,10 @@ import pytest
 from tests.conftest import ROOT, clean_environment
 
 FLOORS = {
-    **dict.fromkeys(("errors", "config", "seeds", "models", "sums", "flat"), 0),
-    **dict.fromkeys(("shards", "data", "comm", "devices", "cohort", "records", "checkpoint"), 1),
-    **dict.fromkeys(("client_state",), 1),
-    **dict.fromkeys(("client", "evaluation"), 2),
+    **dict.fromkeys(("errors", "config"), 0),
+    **dict.fromkeys(("comm", "shards", "learn", "placement", "store"), 1),
     "algorithms": 3,
-    **dict.fromkeys(("federated", "parts", "predict"), 4),
+    **dict.fromkeys(("federated", "parts"), 4),
     **dict.fromkeys(("__main__", "__init__", "cli", "report", "doctor", "scaling", "study"), 5),
 }
 

@@ -6,7 +6,7 @@ import torchvision
 from torch import nn
 
 from fedproc_mpi.errors import UserError
-from fedproc_mpi.models import build_model, check_norm, has_batchnorm
+from fedproc_mpi.learn.models import build_model, check_norm, has_batchnorm
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedproc_mpi.sums import Diverged, Group, Segment, Term, WeightedSums, _range_bits, _scale_bits
+from fedproc_mpi.learn.sums import Diverged, Group, Segment, Term, WeightedSums, _range_bits, _scale_bits
 
 SEGMENTS = (Segment("big", 0, 3), Segment("small", 3, 6))
 

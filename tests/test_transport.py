@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedproc_mpi import Config, UserError, devices
+from fedproc_mpi import Config, UserError
 from fedproc_mpi.comm import cuda_probe
 from fedproc_mpi.comm.serial import SerialComm
 from fedproc_mpi.comm.staging import Staging
-from fedproc_mpi.comm.transport import choose
-from fedproc_mpi.devices import Placement, pick_gpu, remarks
 from fedproc_mpi.errors import FedprocError
+from fedproc_mpi.placement import devices
+from fedproc_mpi.placement.devices import Placement, pick_gpu, remarks
+from fedproc_mpi.placement.transport import choose
 
 
 class FakeComm(SerialComm):

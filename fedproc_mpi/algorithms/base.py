@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fedproc_mpi.client import Batch, LossParts, Round, Trainer
-from fedproc_mpi.client_state import ClientState
 from fedproc_mpi.comm import Comm
 from fedproc_mpi.config import Config
-from fedproc_mpi.data import ClientData, Clients
-from fedproc_mpi.flat import Entry, State
-from fedproc_mpi.sums import Group, Term, WeightedSums
+from fedproc_mpi.learn.client import Batch, LossParts, Round, Trainer
+from fedproc_mpi.learn.data import ClientData, Clients
+from fedproc_mpi.learn.flat import Entry, State
+from fedproc_mpi.learn.sums import Group, Term, WeightedSums
+from fedproc_mpi.store.client_state import ClientState
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 
 from fedproc_mpi.algorithms.base import Algorithm
-from fedproc_mpi.client import Batch, LossParts, Round
-from fedproc_mpi.flat import State
+from fedproc_mpi.learn.client import Batch, LossParts, Round
+from fedproc_mpi.learn.flat import State
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedproc_mpi.algorithms.base import Algorithm
-from fedproc_mpi.client import Batch, LossParts, Round, Trainer
-from fedproc_mpi.client_state import ClientState
 from fedproc_mpi.comm import Comm
 from fedproc_mpi.config import setting
-from fedproc_mpi.data import ClientData, Clients
 from fedproc_mpi.errors import UserError
-from fedproc_mpi.flat import Entry, State
-from fedproc_mpi.seeds import torch_generator
-from fedproc_mpi.sums import Group, Term, WeightedSums
+from fedproc_mpi.learn.client import Batch, LossParts, Round, Trainer
+from fedproc_mpi.learn.data import ClientData, Clients
+from fedproc_mpi.learn.flat import Entry, State
+from fedproc_mpi.learn.seeds import torch_generator
+from fedproc_mpi.learn.sums import Group, Term, WeightedSums
+from fedproc_mpi.store.client_state import ClientState
 
 IGNORE = -100  # cross_entropy's mark for a sample that adds nothing
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from fedproc_mpi.algorithms.solo import Solo
-from fedproc_mpi.client import Batch, LossParts, Round, Trainer
-from fedproc_mpi.client_state import ClientState
 from fedproc_mpi.config import Config, setting
-from fedproc_mpi.data import ClientData
 from fedproc_mpi.errors import UserError
-from fedproc_mpi.flat import Entry, State
-from fedproc_mpi.sums import Group, Term, WeightedSums
+from fedproc_mpi.learn.client import Batch, LossParts, Round, Trainer
+from fedproc_mpi.learn.data import ClientData
+from fedproc_mpi.learn.flat import Entry, State
+from fedproc_mpi.learn.sums import Group, Term, WeightedSums
+from fedproc_mpi.store.client_state import ClientState
 
 
 def loss_proto(z_BD: Tensor, y_B: Tensor, proto_KD: Tensor, seen_K: Tensor) -> Tensor:

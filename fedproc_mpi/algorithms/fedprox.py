@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from fedproc_mpi.algorithms.fedavg import FedAvg
-from fedproc_mpi.client import Batch, LossParts, Round, Trainer
-from fedproc_mpi.client_state import ClientState
 from fedproc_mpi.config import setting
-from fedproc_mpi.data import ClientData
 from fedproc_mpi.errors import UserError
-from fedproc_mpi.flat import State
-from fedproc_mpi.sums import Term
+from fedproc_mpi.learn.client import Batch, LossParts, Round, Trainer
+from fedproc_mpi.learn.data import ClientData
+from fedproc_mpi.learn.flat import State
+from fedproc_mpi.learn.sums import Term
+from fedproc_mpi.store.client_state import ClientState
 
 
 @dataclass(frozen=True)

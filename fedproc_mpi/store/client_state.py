@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedproc_mpi.checkpoint import read_checked, sync_names, write_synced
 from fedproc_mpi.errors import UserError, reason
+from fedproc_mpi.store.checkpoint import read_checked, sync_names, write_synced
 
 ClientState = dict[str, Tensor]
 NONE = -1  # the version of a client that has kept nothing yet

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-from fedproc_mpi.seeds import numpy_generator
+from fedproc_mpi.learn.seeds import numpy_generator
 
 SPEED_STEP = math.sqrt(2)  # speeds count in these steps, so that noise moves no client to another rank
 

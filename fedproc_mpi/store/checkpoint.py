@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fedproc_mpi.errors import UserError, reason
-from fedproc_mpi.flat import State
+from fedproc_mpi.learn.flat import State
 
 NAME, PREVIOUS, STAGED = "checkpoint.pt", "checkpoint.prev.pt", ".checkpoint.staged.pt"
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedproc_mpi import devices
 from fedproc_mpi.config import Config
-from fedproc_mpi.data import Batches, ClientData, cuts
 from fedproc_mpi.errors import UserError
-from fedproc_mpi.flat import FlatModel, State
-from fedproc_mpi.models import has_batchnorm
-from fedproc_mpi.seeds import seed_for, torch_generator
+from fedproc_mpi.learn.data import Batches, ClientData, cuts
+from fedproc_mpi.learn.flat import FlatModel, State
+from fedproc_mpi.learn.models import has_batchnorm
+from fedproc_mpi.learn.seeds import seed_for, torch_generator
+from fedproc_mpi.placement import devices
 
 BLOCK = 256  # samples an evaluation block: logits change with the batch they are computed in (law 1)
 

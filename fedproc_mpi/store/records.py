@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from fedproc_mpi.checkpoint import NAME, PREVIOUS
 from fedproc_mpi.comm import Comm
 from fedproc_mpi.config import FIELD_DEFAULTS, Config, flag, read_json
-from fedproc_mpi.devices import Placement, remarks
 from fedproc_mpi.errors import UserError
+from fedproc_mpi.placement.devices import Placement, remarks
 from fedproc_mpi.shards import Shards
+from fedproc_mpi.store.checkpoint import NAME, PREVIOUS
 
 CONFIG, METRICS, SUMMARY, MODEL = "config.json", "metrics.jsonl", "summary.json", "model.pt"
 TOP = Path("runs")

@@ -10,7 +10,7 @@ from fedproc_mpi.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-    from fedproc_mpi.devices import Placement
+    from fedproc_mpi.placement.devices import Placement
 
 
 def choose(transport: str, placements: Sequence["Placement"], clients: range) -> str:

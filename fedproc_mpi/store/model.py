@@ -5,13 +5,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedproc_mpi.checkpoint import read_checked
-from fedproc_mpi.client_state import read_state
 from fedproc_mpi.config import read_json
 from fedproc_mpi.errors import UserError
-from fedproc_mpi.flat import FlatModel
-from fedproc_mpi.models import build_model
-from fedproc_mpi.records import CONFIG, MODEL
+from fedproc_mpi.learn.flat import FlatModel
+from fedproc_mpi.learn.models import build_model
+from fedproc_mpi.store.checkpoint import read_checked
+from fedproc_mpi.store.client_state import read_state
+from fedproc_mpi.store.records import CONFIG, MODEL
 
 
 class Predictor(nn.Module):

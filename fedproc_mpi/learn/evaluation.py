@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedproc_mpi.client import BLOCK, Trainer
-from fedproc_mpi.data import Clients
+from fedproc_mpi.learn.client import BLOCK, Trainer
+from fedproc_mpi.learn.data import Clients
 
 GLOBAL = -1
 Counts = dict[str, dict[str, dict[int, int]]]  # way → set → client → correct

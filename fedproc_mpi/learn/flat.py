@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedproc_mpi.sums import Segment
+from fedproc_mpi.learn.sums import Segment
 
 ALIGN = 64  # bytes: every entry starts on a cache line, so a kernel meets one alignment everywhere
 

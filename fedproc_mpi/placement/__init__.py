@@ -1,0 +1,1 @@
+"""Where a rank runs (GPU, threads, precision) and which transport the ranks take."""

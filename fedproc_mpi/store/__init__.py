@@ -1,0 +1,1 @@
+"""Everything that a run leaves: run directory, checkpoints, clients' files, model, metrics."""
