@@ -20,7 +20,7 @@ from fedproc_mpi.errors import UserError
 def names() -> list[str]:
     """The algorithms of this folder."""
     found = (module.name for module in pkgutil.iter_modules(__path__))
-    return sorted(name for name in found if name != "base")
+    return sorted(name for name in found if name not in ("base", "prototypes"))
 
 
 def find(name: str) -> type[Algorithm]:
