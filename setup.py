@@ -19,6 +19,8 @@ setup(
         "torchvision>=0.19",
         "numpy>=1.26",
         "h5py>=3.10",
+        "cachetools>=5",
+        "filelock>=3.30",
         "mpi4py>=4.1",
         "tyro>=1.0",
         "rich>=13",
@@ -35,7 +37,7 @@ setup(
             "hypothesis>=6.100",
             "scikit-learn>=1.4",
         ],
-        "dev": ["ruff>=0.6", "mypy>=1.11"],
+        "dev": ["ruff>=0.6", "mypy>=1.11", "types-cachetools"],
     },
     entry_points={"console_scripts": ["fedproc-mpi = fedproc_mpi.__main__:main"]},
 )
