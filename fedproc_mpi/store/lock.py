@@ -1,6 +1,5 @@
 """One lock per run directory: of two processes or jobs that would write one, the second is refused."""
 
-import os
 import socket
 from pathlib import Path
 
@@ -13,6 +12,7 @@ NAME = "lock"
 # touches it every third of this time. Once it lay untouched for this long, by another host's own clock, its
 # holder counts as dead. On one host the process itself is looked at, and a dead one's lock is free at once.
 LEASE_SECONDS = 30.0
+PATIENCE = 5.0  # seconds in which a process that was just killed is gone, and one that lives touches its lock
 
 
 class RunLock:
@@ -28,11 +28,11 @@ class RunLock:
         try:
             self._lease.acquire(timeout=0)
         except Timeout:
-            if before is not None and _runs_here(before):
-                raise self._refusal(before) from None
-            print(f"fedproc_mpi: {run_dir} is locked by {_words(before)}; is it alive? …", flush=True)
+            here = before is not None and _runs_here(before)
+            if not here:
+                print(f"fedproc_mpi: {run_dir} is locked by {_words(before)}; is it alive? …", flush=True)
             try:
-                self._lease.acquire(timeout=LEASE_SECONDS + 5)
+                self._lease.acquire(timeout=PATIENCE if here else LEASE_SECONDS + PATIENCE)
             except Timeout:
                 raise self._refusal(self._lease.owner) from None
         if before is not None:
@@ -62,12 +62,10 @@ def _runs_here(owner: OwnerRecord) -> bool:
     if _host(owner) != socket.gethostname():
         return False
     try:
-        os.kill(owner.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # another user's
-        return True
-    return True
+        state = Path(f"/proc/{owner.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return not Path("/proc/self/stat").exists()  # a system without /proc: assume that it runs
+    return state not in "ZX"  # killed, but nobody has asked for its exit code: containers without an init
 
 
 def _host(owner: OwnerRecord) -> str:

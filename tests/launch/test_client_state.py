@@ -4,10 +4,10 @@ import shutil
 from pathlib import Path
 
 import torch
-from fedproc_mpi.store.client_state import state_path
 
 from fedproc_mpi import Config, run
-from fedproc_mpi.store.checkpoint import NAME
+from fedproc_mpi.store.clients import client_file
+from fedproc_mpi.store.files import CHECKPOINT
 from tests.support.processes import call, finish, kill_tree, start, wait_for
 from tests.unit.test_client_state import files_in, kept_versions, poisoned
 
@@ -33,7 +33,7 @@ def test_kill_and_resume_and_a_damaged_checkpoint(shards: Path, tmp_path: Path) 
     assert kept_versions(killed)
     damaged = tmp_path / "damaged"
     shutil.copytree(killed, damaged)
-    (damaged / NAME).write_bytes((damaged / NAME).read_bytes()[:1000])
+    (damaged / CHECKPOINT).write_bytes((damaged / CHECKPOINT).read_bytes()[:1000])
     first_rounds = []
     for run_dir in (killed, damaged):
         more = {"shards": str(shards), "run_dir": str(run_dir), "resume": True, "checkpoint_every": 5}
@@ -44,10 +44,10 @@ def test_kill_and_resume_and_a_damaged_checkpoint(shards: Path, tmp_path: Path) 
         first_rounds.append(result.summary["resumed_at_round"])
         newest = dict(enumerate(kept_versions(run_dir)[0]))
         named = {(k, t) for versions in kept_versions(run_dir) for k, t in enumerate(versions)}
-        assert files_in(run_dir) == {state_path(run_dir, k, t).name for k, t in named}
+        assert files_in(run_dir) == {client_file(run_dir, k, t).name for k, t in named}
         for k, t in newest.items():
-            straights = torch.load(state_path(tmp_path / "straight", k, t))
-            assert torch.equal(torch.load(state_path(run_dir, k, t))["control"], straights["control"])
+            straights = torch.load(client_file(tmp_path / "straight", k, t))
+            assert torch.equal(torch.load(client_file(run_dir, k, t))["control"], straights["control"])
     assert first_rounds[0] % 5 == 0
     assert first_rounds[0] >= 10
     assert first_rounds[1] == first_rounds[0] - 5

@@ -83,11 +83,11 @@ from fedproc_mpi.algorithms.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Failing(FedAvg):
-    def client_update(self, trainer, data, state, r, own):
-        if r.t == 1 and data.client == 2:
+    def client_update(self, task):
+        if task.round.t == 1 and task.data.client == 2:
             Path("failed_at").write_text(str(time.time()))
             raise ERROR("out of cheese")
-        return super().client_update(trainer, data, state, r, own)
+        return super().client_update(task)
 """
 
 

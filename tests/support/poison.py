@@ -1,13 +1,10 @@
 """An algorithm file of a user's own: SCAFFOLD, in which chosen clients diverge in one tensor in round 1."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fedproc_mpi.algorithms.base import Task, Update
 from fedproc_mpi.algorithms.scaffold import Scaffold
-from fedproc_mpi.config import setting
-from fedproc_mpi.learn.client import Round, Trainer
-from fedproc_mpi.learn.data import ClientData
-from fedproc_mpi.learn.sums import Term
+from fedproc_mpi.flags import setting
 
 
 @dataclass(frozen=True)
@@ -16,10 +13,9 @@ class Poison(Scaffold):
 
     poisoned: str = setting("", "the clients that diverge, separated by commas")
 
-    def model_terms(
-        self, trainer: Trainer, data: ClientData, losses: Mapping[str, float], r: Round
-    ) -> dict[str, Term]:
-        if r.t == 1 and str(data.client) in self.poisoned.split(","):
-            segment = next(s for s in trainer.model.segments if s.label == "classifier.bias")
-            trainer.model.vector_S[segment.start] = float("nan")
-        return super().model_terms(trainer, data, losses, r)
+    def client_update(self, task: Task) -> Update:
+        terms, kept = super().client_update(task)
+        if task.round.t == 1 and str(task.data.client) in self.poisoned.split(","):
+            segment = next(s for s in task.model.segments if s.label == "classifier.bias")
+            terms["model"].values[segment.start] = float("nan")
+        return terms, kept

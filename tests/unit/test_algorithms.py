@@ -16,7 +16,7 @@ from fedproc_mpi.algorithms.moon import Moon, loss_con
 from fedproc_mpi.algorithms.scaffold import Scaffold, effective_steps
 from fedproc_mpi.algorithms.solo import Solo
 from fedproc_mpi.config import flag
-from fedproc_mpi.learn.client import Batch, Round, Trainer
+from fedproc_mpi.learn.client import Batch, Round, Task, Tensors, Trainer
 from fedproc_mpi.learn.data import ClientData
 from fedproc_mpi.learn.flat import Entry, FlatModel, State
 from fedproc_mpi.learn.sums import Diverged, Term, WeightedSums
@@ -55,6 +55,10 @@ def line_trainer(model: type[Line] = Line, **config: object) -> Trainer:
 ONE = ClientData(0, torch.ones(1, 1, 1, 1, dtype=torch.uint8), torch.tensor([0]))  # x = 1 of class 0
 
 
+def task(trainer: Trainer, state: State, r: Round, kept: Tensors) -> Task:
+    return Task(ONE, state.tensors(), kept, r, trainer)
+
+
 def start_state(algorithm: algorithms.Algorithm, trainer: Trainer) -> State:
     model = trainer.model
     entries = {"model": Entry((2,)), "counters": Entry((0,), torch.int64)}
@@ -69,7 +73,8 @@ def test_fedprox_adds_mu_times_the_distance_to_the_gradient() -> None:
     trainer = line_trainer()
     algorithm = FedProx(mu=0.5)
     state = start_state(algorithm, trainer)
-    terms = algorithm.client_update(trainer, ONE, state, Round(0, 1), {})
+    terms, kept = algorithm.client_update(task(trainer, state, Round(0, 1), {}))
+    assert not kept
     assert terms["model"].values.tolist() == pytest.approx([0.5189414, -0.5189414], abs=1e-6)
     # Losses: ln 2 and -ln 0.7310586 = 0.3132617; |w - w_t|² = 0 and 0.5; the means over two samples.
     total, ce, proximal = terms["losses"].values.tolist()
@@ -85,19 +90,18 @@ def test_scaffold_corrects_the_gradient_and_updates_the_clients_variate() -> Non
     trainer, algorithm = line_trainer(), Scaffold()
     state = start_state(algorithm, trainer)
     state["control"].copy_(torch.tensor([0.1, -0.1]))
-    kept = torch.tensor([0.3, -0.3])
-    own = {"control": kept}
-    terms = algorithm.client_update(trainer, ONE, state, Round(0, 1), own)
+    before = torch.tensor([0.3, -0.3])
+    terms, kept = algorithm.client_update(task(trainer, state, Round(0, 1), {"control": before}))
     assert terms["model"].values.tolist() == pytest.approx([1.0978161, -1.0978161], abs=1e-6)
-    assert own["control"].tolist() == pytest.approx([-0.3489081, 0.3489081], abs=1e-6)
+    assert kept["control"].tolist() == pytest.approx([-0.3489081, 0.3489081], abs=1e-6)
     assert terms["control"].values.tolist() == pytest.approx([-0.6489081, 0.6489081], abs=1e-6)
-    assert kept.tolist() == pytest.approx([0.3, -0.3])  # replaced, not changed in place
+    assert before.tolist() == pytest.approx([0.3, -0.3])  # replaced, not changed in place
 
 
 class Tilted(Scaffold):
     """The loss is w0·x - w1·x: the gradient is (1, -1) at every step."""
 
-    def loss(self, batch: Batch, state: State, r: Round) -> dict:
+    def loss(self, batch: Batch, task: Task) -> dict:
         return {"ce": (1.0, (batch.logits_BK[:, 0] - batch.logits_BK[:, 1]).mean())}
 
 
@@ -105,9 +109,8 @@ class Tilted(Scaffold):
 def test_scaffolds_variate_is_the_gradient_whatever_the_momentum(momentum: float) -> None:
     trainer = line_trainer(momentum=momentum, local_epochs=3, lr=0.25)
     state = start_state(Tilted(), trainer)
-    own: dict[str, torch.Tensor] = {}
-    Tilted().client_update(trainer, ONE, state, Round(0, 1), own)
-    assert own["control"].tolist() == pytest.approx([1.0, -1.0], abs=1e-6)
+    _, kept = Tilted().client_update(task(trainer, state, Round(0, 1), {}))
+    assert kept["control"].tolist() == pytest.approx([1.0, -1.0], abs=1e-6)
 
 
 def test_effective_steps_follow_the_published_form() -> None:
@@ -125,7 +128,7 @@ def test_scaffolds_server_moves_c_by_the_share_that_took_part() -> None:
     state = start_state(algorithm, trainer)
     state["control"].copy_(torch.tensor([0.5, 0.0]))
     r = Round(0, 1, num_clients=4)
-    sums = WeightedSums(algorithm.groups(state, trainer, [1, 1], r))
+    sums = WeightedSums(algorithm.groups(state, trainer, [1, 1]))
     empty = torch.zeros(0, dtype=torch.int64)
     for k, change in enumerate([[1.0, 0.0], [3.0, 1.0]]):
         terms = {"model": Term(torch.zeros(2), 1), "counters": Term(empty, 1)}
@@ -152,13 +155,12 @@ def test_moons_loss() -> None:
 def test_moons_term_is_0_in_a_clients_first_round_and_not_later() -> None:
     trainer, algorithm = line_trainer(), Moon()
     state = start_state(algorithm, trainer)
-    own: dict[str, torch.Tensor] = {}
-    first = algorithm.client_update(trainer, ONE, state, Round(3, 5), own)
-    plain = FedAvg().client_update(line_trainer(), ONE, state, Round(3, 5), {})
+    first, kept = algorithm.client_update(task(trainer, state, Round(3, 5), {}))
+    plain, _ = FedAvg().client_update(task(line_trainer(), state, Round(3, 5), {}))
     assert torch.equal(first["model"].values, plain["model"].values)
     assert first["losses"].values[2] == 0
-    own = {name: tensor.clone() for name, tensor in own.items()}
-    second = algorithm.client_update(trainer, ONE, state, Round(4, 5), own)
+    kept = {name: tensor.clone() for name, tensor in kept.items()}
+    second, _ = algorithm.client_update(task(trainer, state, Round(4, 5), kept))
     # here z does not depend on the weights, so all three models agree: ln 2
     assert second["losses"].values[2].item() == pytest.approx(math.log(2), abs=1e-6)
 
@@ -173,14 +175,14 @@ def test_moon_pulls_to_the_global_model_away_from_the_previous_one_and_keeps_the
     trainer, algorithm = line_trainer(Ray, local_epochs=1), Moon(mu=1.0)
     state = start_state(algorithm, trainer)
     state["model"].copy_(torch.tensor([1.0, 0.0]))
-    own = {"model": torch.tensor([0.0, 1.0]), "counters": NO_COUNTERS}
-    terms = algorithm.client_update(trainer, ONE, state, Round(4, 5), own)
+    previous = {"model": torch.tensor([0.0, 1.0]), "counters": NO_COUNTERS}
+    terms, kept = algorithm.client_update(task(trainer, state, Round(4, 5), previous))
     total, ce, contrastive = terms["losses"].values.tolist()
     assert (ce, contrastive) == pytest.approx((0.3132617, 0.1269280), abs=1e-6)
     assert total == pytest.approx(0.3132617 + 0.1269280, abs=1e-6)
     trained = [1.2689414, -0.2689414 - 0.2384058]
     assert terms["model"].values.tolist() == pytest.approx(trained, abs=1e-6)
-    assert own["model"].tolist() == pytest.approx(trained, abs=1e-6)
+    assert kept["model"].tolist() == pytest.approx(trained, abs=1e-6)
     assert state["model"].tolist() == [1.0, 0.0]
 
 
@@ -192,10 +194,10 @@ def test_fedproto_pulls_z_to_the_prototype_and_sends_the_trained_models_means() 
     state["prototypes"].copy_(torch.tensor([[0.0, 0.0], [5.0, 5.0]]))
     state["seen"].copy_(torch.tensor([True, False]))
     own = {"model": torch.tensor([1.0, 0.0]), "counters": NO_COUNTERS}
-    terms = algorithm.client_update(trainer, ONE, state, Round(1, 2), own)
+    terms, kept = algorithm.client_update(task(trainer, state, Round(1, 2), own))
     assert set(terms) == {"losses", "prototypes"}
     assert terms["losses"].values.tolist() == pytest.approx([0.5632617, 0.3132617, 0.5], abs=1e-6)
-    assert own["model"].tolist() == pytest.approx([0.7689414, -0.2689414], abs=1e-6)
+    assert kept["model"].tolist() == pytest.approx([0.7689414, -0.2689414], abs=1e-6)
     assert terms["prototypes"].values[0].tolist() == pytest.approx([0.7689414, -0.2689414], abs=1e-6)
     assert terms["prototypes"].weight.tolist() == [1, 0]
 
@@ -210,7 +212,7 @@ def test_batchnorm_is_averaged_by_sample_count_and_has_no_variates() -> None:
     assert len(state["control"]) == sum(p.numel() for p in module.parameters())
     assert len(state["model"]) == len(state["control"]) + 2 * 4
     r = Round(0, 1, num_clients=2)
-    sums = WeightedSums(algorithm.groups(state, trainer, [1, 3], r))
+    sums = WeightedSums(algorithm.groups(state, trainer, [1, 3]))
     for k, (value, counter, n) in enumerate([(1.0, 7, 1), (5.0, 11, 3)]):
         terms = {
             "model": Term(torch.full_like(model.vector_S, value), n),
@@ -254,7 +256,7 @@ def test_fedprotos_server_averages_over_holders_and_keeps_what_nobody_holds() ->
     state = State(algorithm.entries(trainer))
     state["prototypes"].copy_(torch.tensor([[9.0, 9.0], [5.0, 6.0]]))
     r = Round(1, 2)
-    sums = WeightedSums(algorithm.groups(state, trainer, [10, 30], r))
+    sums = WeightedSums(algorithm.groups(state, trainer, [10, 30]))
     losses = Term(torch.zeros(3), 1)
     for k, row in enumerate([[1.0, 2.0], [3.0, 6.0]]):
         means = torch.tensor([row, [0.0, 0.0]])
@@ -268,12 +270,12 @@ def test_solo_goes_on_with_its_own_model_and_notices_that_it_diverged() -> None:
     trainer, algorithm = line_trainer(local_epochs=1), Solo()
     state = State({})
     own = {"model": torch.tensor([0.5, -0.5]), "counters": torch.zeros(0, dtype=torch.int64)}
-    terms = algorithm.client_update(trainer, ONE, state, Round(0, 1), own)
+    terms, kept = algorithm.client_update(task(trainer, state, Round(0, 1), own))
     assert set(terms) == {"losses"}
-    assert own["model"].tolist() == pytest.approx([0.7689414, -0.7689414], abs=1e-6)
+    assert kept["model"].tolist() == pytest.approx([0.7689414, -0.7689414], abs=1e-6)
     own["model"] = torch.tensor([math.inf, 0.0])
     with pytest.raises(Diverged, match=r"client 0: linear\.weight"):
-        algorithm.client_update(trainer, ONE, state, Round(1, 2), own)
+        algorithm.client_update(task(trainer, state, Round(1, 2), own))
 
 
 @pytest.mark.parametrize(

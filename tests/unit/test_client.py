@@ -11,7 +11,7 @@ from fedproc_mpi.config import Config
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.learn.client import Batch, Trainer
 from fedproc_mpi.learn.data import Batches, ClientData, Clients, cuts
-from fedproc_mpi.learn.flat import Entry, FlatModel, State
+from fedproc_mpi.learn.flat import FlatModel
 from fedproc_mpi.learn.models import build_model
 from fedproc_mpi.learn.seeds import torch_generator
 from fedproc_mpi.shards import Shards
@@ -42,13 +42,12 @@ def trainer_of(module: nn.Module, **config: object) -> Trainer:
     return Trainer(Config.create(**config), FlatModel(module), PlainBatches(), 3, 2)
 
 
-def state_of(trainer: Trainer) -> State:
-    model = trainer.model
-    entries = {"model": Entry(tuple(model.vector_S.shape))}
-    state = State(entries | {"counters": Entry(tuple(model.counters_N.shape), torch.int64)})
-    state["model"].copy_(model.vector_S)
-    state["counters"].copy_(model.counters_N)
-    return state
+def start_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {"model": trainer.model.vector_S.clone(), "counters": trainer.model.counters_N.clone()}
+
+
+def keep(grad_P: torch.Tensor, w_P: torch.Tensor) -> None:
+    """No correction of the gradient."""
 
 
 def cross_entropy(batch: Batch) -> dict:
@@ -85,7 +84,7 @@ def test_a_lone_sample_never_meets_batchnorm_in_train_mode(samples: int) -> None
     trainer = trainer_of(Identity2(), batch_size=2, local_epochs=2, lr=0.1)
     data = ClientData(0, torch.ones(samples, 1, 1, 2, dtype=torch.uint8), torch.zeros(samples).long())
     sizes = []
-    trainer.train(data, state_of(trainer), 0, lambda b: sizes.append(len(b.y_B)) or cross_entropy(b))
+    trainer.train(data, start_of(trainer), 0, lambda b: sizes.append(len(b.y_B)) or cross_entropy(b), keep)
     # 5 samples in batches of 2: the lone last one joins the batch before it
     assert sizes == ([1, 1] if samples == 1 else [2, 3, 2, 3])
     assert trainer.model.counters_N.tolist() == [0 if samples == 1 else 4]
@@ -130,7 +129,7 @@ def test_training_is_what_torch_sgd_does(shards: Path, channels_last: bool) -> N
         batches = Batches(file, "none", device)
         model = FlatModel(build_model("small-cnn", shape, classes, False, 7), channels_last)
         trainer = Trainer(config, model, batches, classes, 256)
-        trainer.train(data, state_of(trainer), 3, cross_entropy)
+        trainer.train(data, start_of(trainer), 3, cross_entropy, keep)
 
         reference = build_model("small-cnn", shape, classes, False, 7)
         optimizer = torch.optim.SGD(reference.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-3)

@@ -1,37 +1,37 @@
 """What clients keep: files and versions, a damaged checkpoint, a client that diverges; evaluation."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from fedproc_mpi.store.client_state import ClientState, ClientStates, state_path, verify_states
 
 from fedproc_mpi import Config, TrainingFailed, UserError, load_model, run
 from fedproc_mpi.__main__ import main
 from fedproc_mpi.learn.evaluation import accuracies, add_counts, worst_decile
 from fedproc_mpi.shards import Shards
 from fedproc_mpi.store import checkpoint
-from fedproc_mpi.store.checkpoint import NAME, PREVIOUS, versions_of
+from fedproc_mpi.store.checkpoint import versions_of
+from fedproc_mpi.store.clients import NONE, ClientFiles, Kept, client_file, verify_clients
+from fedproc_mpi.store.files import CHECKPOINT, PREVIOUS
 from tests.support.cases import POISON, SMALL
 from tests.support.files import with_one_bit_changed
 
 CPU = torch.device("cpu")
 
 
-def states_in(run_dir: Path, cache_bytes: int = 1000) -> ClientStates:
-    states = ClientStates(3, CPU, cache_bytes, initial=lambda k: {"c": torch.tensor([float(-k)])})
-    states.open(run_dir, [])
-    return states
+def states_in(run_dir: Path, cache_bytes: int = 1000, versions: Sequence[int] = (NONE,) * 3) -> ClientFiles:
+    return ClientFiles(run_dir, versions, CPU, cache_bytes, lambda k: {"c": torch.tensor([float(-k)])})
 
 
-def numbered(value: float) -> ClientState:
+def numbered(value: float) -> Kept:
     return {"c": torch.full((10,), float(value))}
 
 
 def kept_versions(run_dir: Path) -> list[list[int]]:
-    return [versions_of(run_dir / name) for name in (NAME, PREVIOUS)]
+    return [versions_of(run_dir / name) for name in (CHECKPOINT, PREVIOUS)]
 
 
 def files_in(run_dir: Path) -> set[str]:
@@ -56,9 +56,9 @@ def test_the_cache_is_bounded_and_never_stale(tmp_path: Path) -> None:
     for k in range(3):
         states.save(k, 0, numbered(k))
     states.advance(range(3), 0)
-    assert list(states._cache) == [1, 2]
+    assert sorted(states._cache) == [1, 2]
     assert states.load(0)["c"][0] == 0  # from its file; the one used longest ago goes
-    assert list(states._cache) == [2, 0]
+    assert sorted(states._cache) == [0, 2]
     states_in(tmp_path, 1000).save(0, 1, numbered(7))  # another rank trains client 0
     states.advance([0], 1)
     assert states.load(0)["c"][0] == 7
@@ -77,8 +77,7 @@ def test_files_live_until_no_kept_checkpoint_names_them(tmp_path: Path) -> None:
     # A kill: files of rounds 6 and 7 that no checkpoint names are ignored, and deleted on resuming.
     states.save(0, 6, numbered(6))
     states.save(1, 7, numbered(7))
-    resumed = states_in(tmp_path)
-    resumed.open(tmp_path, kept[0])
+    resumed = states_in(tmp_path, versions=kept[0])
     resumed.scan()
     resumed.collect_garbage(kept)
     assert files_in(tmp_path) == {"client00000_round00003.pt", "client00000_round00005.pt"}
@@ -89,7 +88,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     states = states_in(tmp_path, cache_bytes=0)
     states.save(1, 0, numbered(1))
     states.advance([1], 0)
-    path = state_path(tmp_path, 1, 0)
+    path = client_file(tmp_path, 1, 0)
     whole = path.read_bytes()
     for damaged in (whole[:100], with_one_bit_changed(path)):
         path.write_bytes(damaged)
@@ -113,14 +112,14 @@ def test_goes_on_from_what_is_whole(shards: Path, tmp_path: Path, algorithm: str
         assert result is not None
         assert result.summary["model_sha256"] == straight.summary["model_sha256"]
         assert result.summary["resumed_at_round"] == resumed_at
-        rounds = [torch.load(tmp_path / name)["next_round"] for name in (NAME, PREVIOUS)]
+        rounds = [torch.load(tmp_path / name)["next_round"] for name in (CHECKPOINT, PREVIOUS)]
         assert rounds == [3, 2]  # a damaged checkpoint has not pushed the good one out
 
     again(3)
-    (tmp_path / NAME).write_bytes(b"broken")
+    (tmp_path / CHECKPOINT).write_bytes(b"broken")
     again(2)
     trained = next(k for k in range(5) if newest[k] != previous[k])
-    path = state_path(tmp_path, trained, newest[trained])
+    path = client_file(tmp_path, trained, newest[trained])
     path.write_bytes(with_one_bit_changed(path))
     again(2)
     path.unlink()
@@ -131,12 +130,12 @@ def test_goes_on_from_what_is_whole(shards: Path, tmp_path: Path, algorithm: str
     (tmp_path / "summary.json").unlink()
     with pytest.raises(UserError, match=rf"{path.name}: client .* Is a directory; try again, or move that"):
         run(config)
-    assert torch.load(tmp_path / NAME)["next_round"] == 3
+    assert torch.load(tmp_path / CHECKPOINT)["next_round"] == 3
     path.rmdir()
     (tmp_path / "summary.json").touch()
     again(2)
     both = next(k for k in range(5) if newest[k] == previous[k] != -1)
-    state_path(tmp_path, both, newest[both]).unlink()
+    client_file(tmp_path, both, newest[both]).unlink()
     (tmp_path / "summary.json").unlink()
     with pytest.raises(UserError, match=rf"no checkpoint is whole .*client {both}'s state cannot be read"):
         run(config)
@@ -148,14 +147,14 @@ def test_no_changed_bit_of_a_files_end_stops_a_resume(tmp_path: Path, bit: int) 
     some it seeks to before the file's start: all of it is damage, or harmless."""
     states = states_in(tmp_path)
     states.save(0, 0, numbered(1))
-    path = state_path(tmp_path, 0, 0)
+    path = client_file(tmp_path, 0, 0)
     whole = path.read_bytes()
     for i in range(len(whole) - 120, len(whole)):
         damaged = bytearray(whole)
         damaged[i] ^= 1 << bit
         path.write_bytes(damaged)
         try:
-            verify_states(tmp_path, [0])
+            verify_clients(tmp_path, [0])
         except UserError as error:
             checkpoint._raise_unless_damaged(path, error)
             continue
@@ -169,8 +168,7 @@ def test_a_run_directory_that_a_rank_does_not_see_is_told(tmp_path: Path) -> Non
 
 
 def test_memory_is_bounded_with_1000_clients(tmp_path: Path) -> None:
-    states = ClientStates(1000, CPU, 400, initial=lambda k: {})
-    states.open(tmp_path, [])
+    states = ClientFiles(tmp_path, [NONE] * 1000, CPU, 400, lambda k: {})
     for t in range(2):
         for k in range(t, 1000, 7):
             states.save(k, t, numbered(k))
@@ -219,7 +217,7 @@ def test_a_diverged_client_is_left_out_and_keeps_its_old_state(
     newest, previous = kept_versions(tmp_path)
     assert newest == [2, 2, 2, 2, 2]
     assert previous == [1, 0, 1, 1, 1]
-    assert state_path(tmp_path, 1, 0).exists()
+    assert client_file(tmp_path, 1, 0).exists()
     assert main(poisoned(shards, tmp_path / "all", "0,1,2,3,4", "exclude")) == 3
     assert "every client of the cohort diverged" in capsys.readouterr().err
 
@@ -227,8 +225,8 @@ def test_a_diverged_client_is_left_out_and_keeps_its_old_state(
 def test_accuracies_from_counts() -> None:
     # Two ranks counted 30 + 20 of 100 test samples; clients have 10, 20, 0 own rows.
     ranks = [
-        {"head": {"test": {"-1": 30}, "own": {"0": 4, "1": 6}}, "prototype": {"test": {"-1": 5}, "own": {}}},
-        {"head": {"test": {"-1": 20}, "own": {"1": 12}}, "prototype": {"test": {"-1": 5}, "own": {"0": 10}}},
+        {"head": {"test": {-1: 30}, "own": {0: 4, 1: 6}}, "prototype": {"test": {-1: 5}, "own": {}}},
+        {"head": {"test": {-1: 20}, "own": {1: 12}}, "prototype": {"test": {-1: 5}, "own": {0: 10}}},
     ]
     found = accuracies(add_counts(ranks), 100, [10, 20, 0])
     # clients: 4/10 and 18/20; mean 0.65, std 0.25; by prototype 1 and 0

@@ -98,7 +98,7 @@ def test_prototype_average(options: dict, expected: list[float]) -> None:
         weights = {"holders": (counts_K > 0).long(), "all": torch.ones(4), "count": counts_K}
         weight_K = weights[algorithm.prototype_average]
         sums.add(client, {"prototypes": Term(torch.tensor(MEANS[client]), weight_K)})
-    algorithm._average_prototypes(state, sums)
+    algorithm._average(state, sums)
     assert state["prototypes"].flatten().tolist() == expected
     assert state["seen"].tolist() == [True, True, True, False]
 

@@ -1,60 +1,104 @@
 """The house (CONTRIBUTING): imports go downward only, MPI lives in comm/ alone."""
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 from tests.support.processes import ROOT
 
-FLOORS = {
-    **dict.fromkeys(("errors", "flags", "config"), 0),
-    **dict.fromkeys(("comm", "shards", "learn", "placement", "store"), 1),
-    "algorithms": 3,
-    **dict.fromkeys(("federated", "parts"), 4),
-    **dict.fromkeys(("__main__", "__init__", "cli", "report", "doctor", "scaling", "study"), 5),
-}
+# From the lowest floor to the highest. A name stands for a module, or for a package and all that is in it;
+# the longest that fits counts.
+FLOORS = [
+    ("errors",),
+    ("flags", "clock"),
+    ("config",),
+    ("comm",),
+    ("learn", "learn.sums", "learn.flat", "learn.seeds", "learn.cohort", "learn.models"),
+    ("shards",),
+    ("learn.data",),
+    ("placement",),
+    ("learn.client", "learn.evaluation"),
+    ("algorithms",),
+    ("rank", "store"),
+    ("progress", "steps"),
+    ("federated",),
+    ("predict", "report", "cli"),
+    ("__init__",),
+    ("__main__", "doctor"),
+]
+DATA_PREP_USES = ("errors", "flags", "shards")
 
 
-def imports_of(path: Path) -> set[str]:
-    """Modules that a file imports, function bodies included, TYPE_CHECKING blocks not."""
-    found = set()
-    tree = ast.parse(path.read_text())
-    skipped = {
-        id(child)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for child in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= names if node.module == "fedproc_mpi" else {node.module}
+def modules(package: str) -> dict[str, Path]:
+    """Each module of a package by its dotted name."""
+    found = {}
+    for path in (ROOT / package).rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 
-def room(module: str) -> str:
-    return module.split(".")[1]
+MODULES = modules("fedproc_mpi") | modules("data_prep")
+
+
+def imports_of(module: str) -> set[str]:
+    """Modules that one imports, anywhere: in functions and under TYPE_CHECKING too."""
+    found = set()
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: a relative import"
+            assert node.module
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            # `from package import module` is an import of that module
+            found |= {name if name in MODULES else node.module for name in names}
+    return found
+
+
+def floor(module: str) -> int:
+    name = module.partition(".")[2] or "__init__"
+    fitting = [
+        (len(room), i)
+        for i, rooms in enumerate(FLOORS)
+        for room in rooms
+        if name == room or name.startswith(f"{room}.")
+    ]
+    assert fitting, f"{module}: on which floor is it?"
+    return max(fitting)[1]
 
 
 def test_imports_go_downward_only() -> None:
-    for path in (ROOT / "fedproc_mpi").rglob("*.py"):
-        own = path.relative_to(ROOT / "fedproc_mpi").parts[0].removesuffix(".py")
-        assert own in FLOORS, f"{path}: which floor?"
-        if own == "__init__":
-            continue
-        for module in imports_of(path):
-            if module.startswith("fedproc_mpi."):
-                assert FLOORS[room(module)] <= FLOORS[own], f"{path} imports {module}"
-    for path in (ROOT / "data_prep").glob("*.py"):
-        above = {m for m in imports_of(path) if m.startswith("fedproc_mpi.")}
-        assert {room(m) for m in above} <= {"shards", "errors", "flags"}, path
+    for module in modules("fedproc_mpi"):
+        for other in imports_of(module) & set(MODULES):
+            if other.startswith("data_prep"):
+                assert module == "fedproc_mpi.__main__", f"{module} imports {other}"
+            else:
+                assert floor(other) <= floor(module), f"{module} imports {other}, which is above it"
+
+
+def test_data_prep_uses_the_shards_and_nothing_above_them() -> None:
+    for module in modules("data_prep"):
+        used = {m.partition(".")[2] for m in imports_of(module) & set(modules("fedproc_mpi"))}
+        assert used <= set(DATA_PREP_USES), module
+
+
+def test_no_modules_import_each_other() -> None:
+    """Not over any number of steps either; `__init__` of fedproc_mpi is left out, which loads lazily."""
+    graph = {m: (imports_of(m) & set(MODULES)) - {"fedproc_mpi"} for m in MODULES}
+    list(TopologicalSorter(graph).static_order())  # CycleError names the cycle
 
 
 def test_mpi_lives_in_comm_alone() -> None:
-    for path in (ROOT / "fedproc_mpi").rglob("*.py"):
-        relative = path.relative_to(ROOT / "fedproc_mpi").as_posix()
-        if not relative.startswith(("comm/", "doctor")):
-            assert not {m for m in imports_of(path) if m.split(".")[0] == "mpi4py"}, relative
+    for module in MODULES:
+        if not module.startswith("fedproc_mpi.comm."):
+            assert not {m for m in imports_of(module) if m.split(".")[0] == "mpi4py"}, module
+
+
+def test_a_wrong_import_is_noticed() -> None:
+    """The tests above can fail: on an import of a higher floor, of data_prep, of MPI, and on a cycle."""
+    assert floor("fedproc_mpi.federated") > floor("fedproc_mpi.rank") > floor("fedproc_mpi.learn.flat")
+    assert floor("fedproc_mpi.learn.client") > floor("fedproc_mpi.placement.devices")
+    assert "mpi4py" in imports_of("fedproc_mpi.comm.mpi")
+    assert "fedproc_mpi.federated" in imports_of("fedproc_mpi.__main__")  # inside a function
+    assert "fedproc_mpi.comm" in imports_of("fedproc_mpi.__main__")  # under TYPE_CHECKING

@@ -12,16 +12,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from fedproc_mpi.store.records import differences, own_files
 
 from fedproc_mpi import Config, Stopped, TrainingFailed, UserError, load_model, run
 from fedproc_mpi.__main__ import main
+from fedproc_mpi.algorithms.base import Task, Update
+from fedproc_mpi.algorithms.fedproc import FedProc
 from fedproc_mpi.config import read_json
 from fedproc_mpi.errors import reason
-from fedproc_mpi.federated import Federation, Result
+from fedproc_mpi.federated import Result
 from fedproc_mpi.learn.flat import Entry, State
 from fedproc_mpi.shards import Shards
-from fedproc_mpi.store import checkpoint, records
+from fedproc_mpi.store import checkpoint, metrics, rundir
+from fedproc_mpi.store.rundir import differences, own_files
 from tests.support.files import with_one_bit_changed
 
 QUICK = {"rounds": 4, "local_epochs": 1, "batch_size": 32}
@@ -47,16 +49,22 @@ class Killed(BaseException):
 
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, where: str, call: int) -> None:
-    """The call-th use of a function of the checkpoint ends the process there."""
-    real, calls = getattr(checkpoint, where), []
+    """The call-th time that a save comes to this place the process ends there."""
+    module, name = {
+        "before the checkpoint": (checkpoint, "save_tensors"),
+        "between its two renames": (checkpoint.os, "replace"),
+        "before the line": (metrics, "append_line"),
+    }[where]
+    real, calls = getattr(module, name), []
 
-    def function(*arguments: object) -> None:
-        calls.append(1)
-        if len(calls) == call:
-            raise Killed
+    def function(*arguments: Path) -> None:
+        if where != "between its two renames" or arguments[1].name == "checkpoint.pt":
+            calls.append(1)
+            if len(calls) == call:
+                raise Killed
         real(*arguments)
 
-    monkeypatch.setattr(checkpoint, where, function)
+    monkeypatch.setattr(module, name, function)
 
 
 def test_run_directory(finished: Result) -> None:
@@ -103,7 +111,8 @@ def test_same_config_same_hash_other_seed_other_hash(finished: Result, shards: P
     assert other.summary["model_sha256"] != finished.summary["model_sha256"]
 
 
-@pytest.mark.parametrize(("where", "call"), [("stage", 3), ("commit", 3), ("stage", 1), ("commit", 1)])
+@pytest.mark.parametrize("where", ["before the checkpoint", "between its two renames", "before the line"])
+@pytest.mark.parametrize("call", [1, 3])
 def test_killed_and_resumed_gives_the_same_hash(
     finished: Result, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, call: int
 ) -> None:
@@ -158,26 +167,18 @@ def test_a_run_directory_without_its_config_is_no_new_one(
         lambda path: path.write_text("5\n{}\nnull\n"),
     ],
 )
-def test_lost_lines_of_metrics(
-    finished: Result,
-    shards: Path,
-    tmp_path: Path,
-    damage: Callable[[Path], object],
-    capsys: pytest.CaptureFixture[str],
+def test_lost_lines_of_metrics_are_made_again_from_the_checkpoint(
+    finished: Result, shards: Path, tmp_path: Path, damage: Callable[[Path], object]
 ) -> None:
     run_dir = Path(shutil.copytree(finished.run_dir, tmp_path / "run"))
     (run_dir / "summary.json").unlink()
     damage(run_dir / "metrics.jsonl")
-    with pytest.raises(UserError, match=r"has lost the last round.* move .*checkpoint\.pt away") as told:
-        run_once(shards, run_dir, resume=True)
-    assert str(run_dir / "checkpoint.pt") in str(told.value)
-    (run_dir / "checkpoint.pt").rename(tmp_path / "away.pt")
     resumed = run_once(shards, run_dir, resume=True)
-    assert resumed.summary["model_sha256"] == finished.summary["model_sha256"]
-    assert resumed.summary["final_accuracy"] == finished.summary["final_accuracy"]
-    rounds = [line["round"] for line in lines_of(run_dir)]
-    assert rounds in ([3], [0, 1, 2, 3])
-    assert ("has lost 3 rounds, 0 the first" in capsys.readouterr().out) == (len(rounds) == 1)
+    assert resumed.summary["resumed_at_round"] == 4
+    for name in ("model_sha256", "final_accuracy", "best_accuracy"):
+        assert resumed.summary[name] == finished.summary[name]
+    for line, before in zip(lines_of(run_dir), finished.metrics, strict=True):
+        assert {**line, "seconds": 0, "round_seconds": 0} == {**before, "seconds": 0, "round_seconds": 0}
 
 
 def test_what_is_missing_of_a_finished_run_is_made_again(
@@ -195,7 +196,7 @@ def test_what_is_missing_of_a_finished_run_is_made_again(
     (run_dir / "metrics.jsonl").unlink()
     (run_dir / "metrics.jsonl").mkdir()
     (run_dir / "summary.json").unlink()
-    with pytest.raises(UserError, match=r"metrics\.jsonl cannot be read: Is a directory"):
+    with pytest.raises(UserError, match=r"cannot save .*metrics\.jsonl: Is a directory"):
         run_once(shards, run_dir, resume=True)
     (run_dir / "config.json").write_text("{}")
     with pytest.raises(UserError, match="is no run's record"):
@@ -261,7 +262,7 @@ def test_two_runs_that_start_together_get_a_directory_each(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("time.strftime", lambda _: "now")
-    assert len({records._new_directory(Config()) for _ in range(3)}) == 3
+    assert len({rundir._new_directory(Config()) for _ in range(3)}) == 3
 
 
 def test_initial_weights_that_are_not_finite(finished: Result, shards: Path, tmp_path: Path) -> None:
@@ -313,7 +314,7 @@ def test_bare_resume_takes_the_newest_unfinished_run_of_the_config(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with monkeypatch.context() as patch:
-        killed_at(patch, "commit", 3)
+        killed_at(patch, "between its two renames", 3)
         with pytest.raises(Killed):
             run(Config.create(**QUICK, shards=str(shards)))
     (unfinished,) = Path("runs").iterdir()
@@ -345,7 +346,7 @@ def test_full_disk_while_saving_keeps_the_previous_checkpoint(
         real(value, file)
 
     monkeypatch.setattr(torch, "save", save)
-    with pytest.raises(UserError, match=r"No space left on device; .*still good"):
+    with pytest.raises(UserError, match=r"No space left on device; .*--resume goes on"):
         run_once(shards, tmp_path / "run")
     state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
     assert state["next_round"] == 2
@@ -356,14 +357,14 @@ def test_full_disk_while_saving_keeps_the_previous_checkpoint(
 def test_a_signal_stops_after_the_round_and_can_be_resumed(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: Result
 ) -> None:
-    real = Federation._train
+    real = FedProc.client_update
 
-    def train(self: Federation, *arguments: object) -> object:
+    def client_update(self: FedProc, task: Task) -> Update:
         signal.raise_signal(signal.SIGUSR1)
-        return real(self, *arguments)
+        return real(self, task)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Federation, "_train", train)
+        patch.setattr(FedProc, "client_update", client_update)
         with pytest.raises(Stopped, match="SIGUSR1 after round 0") as caught:
             run_once(shards, tmp_path / "run", checkpoint_every=100)
     assert caught.value.exit_code == 75

@@ -24,7 +24,7 @@ class FakeComm(SerialComm):
     elsewhere: an error of another rank, which the second `agree` brings.
     """
 
-    def __init__(self, rank: int, views: list[list[Any]], elsewhere: str = "") -> None:
+    def __init__(self, rank: int, views: list[tuple[str, int]], elsewhere: str = "") -> None:
         self.rank, self.size, self._views = rank, len(views), views  # type: ignore[misc]
         self._errors = [None, UserError(elsewhere) if elsewhere else None]
 
@@ -35,7 +35,7 @@ class FakeComm(SerialComm):
         return list(range(self.size))
 
     def collect(self, report: Any) -> list[Any]:
-        is_view = isinstance(report, list) and isinstance(report[1], int)
+        is_view = isinstance(report, tuple) and isinstance(report[1], int)
         return self._views if is_view else [report]
 
 
@@ -86,7 +86,7 @@ def test_which_gpu(
 def test_the_gpu_is_set_before_anything_else_is_asked(monkeypatch: pytest.MonkeyPatch, uuids: str) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", uuids)  # in whatever form: CUDA's to read
     cuda = FakeCuda(monkeypatch, visible=2)
-    views = [["a", 2]] * 4
+    views = [("a", 2)] * 4
     found = devices.place(Config(), FakeComm(2, views))
     assert cuda.asked == ["set 1", "ask 1"]
     assert (found.gpu, found.gpu_name, found.gpu_uuid) == (1, "Fake", "GPU-0001")
@@ -97,9 +97,9 @@ def test_the_gpu_is_set_before_anything_else_is_asked(monkeypatch: pytest.Monkey
 
 def test_neither_the_server_nor_device_cpu_touches_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = FakeCuda(monkeypatch, visible=2)
-    views = [["a", 2]] * 4
+    views = [("a", 2)] * 4
     assert devices.place(Config(), FakeComm(0, views)).gpu is None
-    assert devices.place(Config(device="cpu"), FakeComm(1, [["a", 0]] * 4)).gpu is None
+    assert devices.place(Config(device="cpu"), FakeComm(1, [("a", 0)] * 4)).gpu is None
     assert cuda.asked == []
 
 
@@ -112,20 +112,20 @@ def test_a_gpu_that_cannot_be_used_is_told_on_every_rank(monkeypatch: pytest.Mon
     FakeCuda(monkeypatch, visible=2)
     monkeypatch.setattr("torch.cuda.set_device", sick)
     with pytest.raises(UserError, match=r"rank 2 cannot use GPU 1 of 2 on .*invalid device ordinal") as told:
-        devices.place(Config(), FakeComm(2, [["a", 2]] * 3))
+        devices.place(Config(), FakeComm(2, [("a", 2)] * 3))
     assert told.value.agreed
     with pytest.raises(UserError, match="rank 2 cannot use GPU 1"):  # the server, which asks for none
-        devices.place(Config(), FakeComm(0, [["a", 2]] * 3, "rank 2 cannot use GPU 1"))
+        devices.place(Config(), FakeComm(0, [("a", 2)] * 3, "rank 2 cannot use GPU 1"))
 
 
 def test_gpus_on_some_hosts_only_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeCuda(monkeypatch, visible=2)
     with pytest.raises(UserError, match=r"GPUs on a, none on b: .* or --device cpu"):
-        devices.place(Config(), FakeComm(1, [["a", 2], ["a", 2], ["b", 0]]))
+        devices.place(Config(), FakeComm(1, [("a", 2), ("a", 2), ("b", 0)]))
     with pytest.raises(UserError, match="torch sees no GPU on b"):
-        devices.place(Config(device="cuda"), FakeComm(1, [["a", 2], ["a", 2], ["b", 0]]))
+        devices.place(Config(device="cuda"), FakeComm(1, [("a", 2), ("a", 2), ("b", 0)]))
     # the server's host may have none
-    assert devices.place(Config(), FakeComm(1, [["b", 0], ["a", 2], ["a", 2]])).gpu == 0
+    assert devices.place(Config(), FakeComm(1, [("b", 0), ("a", 2), ("a", 2)])).gpu == 0
 
 
 def test_auto_takes_nccl_only_where_each_client_rank_has_its_own_gpu() -> None:
