@@ -6,9 +6,7 @@ dataclass (`algorithms/`); here they travel in `options`.
 """
 
 import dataclasses
-import difflib
 import json
-import math
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,21 +14,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedproc_mpi.errors import UserError
+from fedproc_mpi.flags import flag, nearest, setting, settings_of, validate
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
+__all__ = ["Config", "flag", "load_preset", "merge_presets", "nearest", "read_json", "setting"]
 PRESET_DIR = Path(__file__).parent / "presets"
 RECORDED = ("data", "files", "environment")  # what config.json holds besides the config
 DIGITS_SHARDS = "shards/digits_m10.h5"
-
-
-def setting(default: Any, help: str, source: str = "", execution: bool = False) -> Any:
-    """A dataclass field with the text that `--help` and the docs show."""
-    text = f"{help} [{source}]" if source else help
-    return field(default=default, metadata={"help": text, "execution": execution})
 
 
 @dataclass(frozen=True)
@@ -44,14 +38,16 @@ class Config:
     )
     init: str = setting("", "a file of initial weights (state_dict); empty: drawn from --seed")
     shards: str = setting(DIGITS_SHARDS, "the HDF5 shards file; the default one is made when it is missing")
-    rounds: int = setting(15, "communication rounds T", "digits; paper: 100, Tiny-ImageNet 20")
-    local_epochs: int = setting(4, "local epochs E a round", "digits; paper: 10")
-    batch_size: int = setting(16, "samples a batch", "digits; paper: 64")
-    lr: float = setting(0.03, "learning rate of SGD, constant", "digits; paper: 0.01")
-    momentum: float = setting(0.9, "momentum of SGD", "MOON §4.1")
-    weight_decay: float = setting(1e-5, "weight decay of SGD", "MOON §4.1")
-    sample_rate: float = setting(1.0, "share of the clients drawn each round (gamma)", "MOON §4.4")
-    seed: int = setting(0, "seed of everything that is drawn during the run")
+    rounds: int = setting(15, "communication rounds T", "digits; paper: 100, Tiny-ImageNet 20", low=1)
+    local_epochs: int = setting(4, "local epochs E a round", "digits; paper: 10", low=1)
+    batch_size: int = setting(16, "samples a batch", "digits; paper: 64", low=1)
+    lr: float = setting(0.03, "learning rate of SGD, constant", "digits; paper: 0.01", above=0)
+    momentum: float = setting(0.9, "momentum of SGD", "MOON §4.1", low=0)
+    weight_decay: float = setting(1e-5, "weight decay of SGD", "MOON §4.1", low=0)
+    sample_rate: float = setting(
+        1.0, "share of the clients drawn each round (gamma)", "MOON §4.4", above=0, high=1
+    )
+    seed: int = setting(0, "seed of everything that is drawn during the run", low=0)
     normalize_z: bool = setting(False, "L2-normalised z into the classifier as well", "author's code")
     last_batch: Literal["keep", "drop"] = setting(
         "keep", "an epoch's short last batch; drop: unless it is the only one", "author's code drops"
@@ -62,7 +58,7 @@ class Config:
     on_diverged: Literal["stop", "exclude"] = setting(
         "stop", "a client that diverges: end with exit 3, or leave it out of its round's sums"
     )
-    threads: int = setting(1, "intra-op threads a rank; changes the last bits of convolutions")
+    threads: int = setting(1, "intra-op threads a rank; changes the last bits of convolutions", low=1)
     channels_last: bool = setting(True, "memory format of images and convolution weights")
     precision: Literal["fp32", "tf32", "bf16"] = setting("fp32", "arithmetic of training and evaluation")
     deterministic: bool = setting(
@@ -86,37 +82,19 @@ class Config:
     resume: bool = setting(
         False, "go on from the last checkpoint of --run-dir, or of the newest such run", execution=True
     )
-    checkpoint_every: int = setting(1, "rounds between checkpoints", execution=True)
-    eval_every: int = setting(1, "rounds between evaluations (the last is always)", execution=True)
-    data_cache_mb: int = setting(1024, "how much client data a rank keeps resident, MB", execution=True)
-    client_cache_mb: int = setting(
-        1024, "how much of what clients keep between rounds a rank holds in memory, MB", execution=True
+    checkpoint_every: int = setting(1, "rounds between checkpoints", low=1, execution=True)
+    eval_every: int = setting(1, "rounds between evaluations (the last is always)", low=1, execution=True)
+    data_cache_mb: int = setting(
+        1024, "how much client data a rank keeps resident, MB", low=0, execution=True
     )
-    options: Mapping[str, Any] = field(default_factory=dict, metadata={"help": "", "execution": False})
+    client_cache_mb: int = setting(
+        1024, "how much of what clients keep between rounds a rank holds in memory, MB", low=0, execution=True
+    )
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for f in dataclasses.fields(self):
-            kind = type(f.default)
-            value = getattr(self, f.name)
-            if kind in (int, float) and (isinstance(value, bool) or not isinstance(value, (int, float))):
-                raise UserError(f"{flag(f.name)} must be a number, not {value!r}")
-            if kind is int and value != int(value):
-                raise UserError(f"{flag(f.name)} must be a whole number, not {value!r}")
-            if kind in (bool, str) and not isinstance(value, kind):
-                raise UserError(f"{flag(f.name)} must be a {kind.__name__}, not {value!r}")
-            choices = getattr(f.type, "__args__", None) if f.name != "options" else None
-            if choices and value not in choices:
-                raise UserError(f"{flag(f.name)} must be one of {', '.join(choices)}, not {value!r}")
-        for name in ("rounds", "local_epochs", "batch_size", "threads", "checkpoint_every", "eval_every"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{flag(name)} must be at least 1, not {getattr(self, name)}")
-        for name in ("momentum", "weight_decay", "seed", "data_cache_mb", "client_cache_mb"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UserError(f"{flag(name)} must be at least 0, not {getattr(self, name)}")
-        if not 0 < self.lr < math.inf:
-            raise UserError(f"--lr must be above 0, not {self.lr}")
-        if not 0 < self.sample_rate <= 1:
-            raise UserError(f"--sample-rate must be in (0, 1], not {self.sample_rate}")
+        """Raises UserError for a wrong value. The algorithm checks `options`."""
+        validate(self)
 
     @classmethod
     def create(cls, **flat: Any) -> "Config":
@@ -138,20 +116,9 @@ class Config:
         return dataclasses.replace(self, options=dict(options))
 
 
-FIELDS = tuple(f.name for f in dataclasses.fields(Config) if f.name != "options")
-EXECUTION_FIELDS = tuple(f.name for f in dataclasses.fields(Config) if f.metadata["execution"])
-
-
-def flag(name: str) -> str:
-    """`local_epochs` → `--local-epochs`."""
-    return "--" + name.replace("_", "-")
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """', did you mean X?' where a known name is near, else the list of the known ones."""
-    known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+FIELDS = tuple(settings_of(Config))
+EXECUTION_FIELDS = tuple(name for name, f in settings_of(Config).items() if f.metadata["execution"])
+FIELD_DEFAULTS = {name: f.default for name, f in settings_of(Config).items()}
 
 
 def load_preset(name: str) -> dict[str, Any]:
@@ -188,9 +155,6 @@ def merge_presets(names: Iterable[str], algorithm: str | None, known: Iterable[s
         flat.update({k: v for k, v in preset.items() if not (isinstance(v, dict) and k in known)})
         flat.update(preset.get(Path(chosen).stem, {}))
     return {**flat, "algorithm": chosen}
-
-
-FIELD_DEFAULTS = {f.name: f.default for f in dataclasses.fields(Config)}
 
 
 def read_json(path: Path) -> dict[str, Any]:

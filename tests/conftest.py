@@ -1,33 +1,19 @@
-"""What the tests share: small shards, and starting jobs as a user would."""
+"""Which tests run where, and the shards they share."""
 
-import os
-import shutil
-import signal
-import subprocess
-import sys
-import time
-import zipfile
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from data_prep.__main__ import main as data_prep
+from tests.support.files import make_shards
 
-ROOT = Path(__file__).parent.parent
-LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "MPI_", "MPICH_", "HYDRA_", "HYDI_")
-AS_ROOT = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-}
-QUICK = ("--rounds", "4", "--local-epochs", "1")
+HERE = Path(__file__).parent
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Under mpirun, a test must not start processes of its own. Alone, tests of the transport run on the
-    serial one, and those that need several ranks are left to `test_under_mpirun.py`.
+    """Under mpirun, a test must not start processes of its own, as those in launch/ and slurm/ do. Alone,
+    tests of the transport run on the serial one, and those that need several ranks are left to
+    `launch/test_under_mpirun.py`.
 
     pytest-mpi's own skips go: they would also hit a test that merely has a parameter called mpi.
     """
@@ -35,7 +21,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         marks = list(item.iter_markers("mpi"))
         if config.getoption("--with-mpi", default=False):
-            if item.get_closest_marker("launches"):
+            if item.path.relative_to(HERE).parts[0] in ("launch", "slurm"):
                 left_out.append(item)
         elif any(mark.kwargs for mark in marks):
             left_out.append(item)
@@ -43,117 +29,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.own_markers[:] = [m for m in item.own_markers if "--with-mpi" not in str(m.kwargs)]
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=left_out)
-
-
-def skip_or_fail(reason: str) -> None:
-    """Skip where something is absent; on CI nothing of MPI may be."""
-    if os.environ.get("FEDPROC_NO_SKIPS"):
-        pytest.fail(f"{reason}, and FEDPROC_NO_SKIPS is set")
-    pytest.skip(reason)
-
-
-def clean_environment(**more: str) -> dict[str, str]:
-    """This environment without a launcher's variables, so that a job starts as from a shell."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER_PREFIXES)}
-    return {**kept, **AS_ROOT, "PYTHONPATH": str(ROOT), **more}
-
-
-def activated(*first: Path) -> str:
-    """PATH as in a shell where this Python's environment is activated, with `first` before it."""
-    return os.pathsep.join([*map(str, first), str(Path(sys.executable).parent), os.environ["PATH"]])
-
-
-def command(ranks: int | None, python: str = sys.executable) -> list[str]:
-    """`python`, or mpirun of the same environment with that many ranks."""
-    if ranks is None:
-        return [python]
-    mpirun = Path(python).with_name("mpirun")
-    found = str(mpirun) if mpirun.exists() else shutil.which("mpirun")
-    if found is None:
-        skip_or_fail("no mpirun beside this Python")
-    return [str(found), "-n", str(ranks), python]
-
-
-def start(
-    arguments: Sequence[str], cwd: Path, ranks: int | None = None, env: Mapping[str, str] | None = None
-) -> "subprocess.Popen[str]":
-    """Start `python ARGUMENTS`, under mpirun when `ranks` is given."""
-    return subprocess.Popen(
-        [*command(ranks), *arguments],
-        cwd=cwd,
-        env=clean_environment(**(env or {})),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def finish(process: "subprocess.Popen[str]", timeout: float = 120) -> "subprocess.CompletedProcess[str]":
-    """Wait for it; past the time limit the whole job is killed and the test fails with its output."""
-    try:
-        out, err = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        kill_tree(process.pid)
-        out, err = process.communicate()
-        pytest.fail(f"still running after {timeout} s: {process.args}\n{out}\n{err}")
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-def call(
-    arguments: Sequence[str],
-    cwd: Path,
-    ranks: int | None = None,
-    env: Mapping[str, str] | None = None,
-    timeout: float = 120,
-) -> "subprocess.CompletedProcess[str]":
-    """Start and finish."""
-    return finish(start(arguments, cwd, ranks, env), timeout)
-
-
-def kill_tree(pid: int) -> None:
-    """kill -9 of a process and all that descend from it, at one moment."""
-    parents = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-        except OSError:
-            continue
-    family = {pid}
-    while more := {child for child, parent in parents.items() if parent in family} - family:
-        family |= more
-    for member in family:
-        try:
-            os.kill(member, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-
-
-def with_one_bit_changed(path: Path) -> bytes:
-    """What torch.save wrote, with one bit of its largest tensor changed."""
-    with zipfile.ZipFile(path) as archive:
-        tensors = [info for info in archive.infolist() if "/data/" in info.filename]
-        largest = max(tensors, key=lambda info: info.file_size)
-        values = archive.read(largest)
-    content = bytearray(path.read_bytes())
-    content[content.index(values) + len(values) // 2] ^= 1
-    return bytes(content)
-
-
-def wait_for(condition: "object", seconds: float = 60) -> None:
-    """Poll until condition() is true."""
-    end = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.02)
-
-
-def make_shards(folder: Path, clients: int = 5) -> Path:
-    """Digits for a few clients."""
-    path = folder / f"digits_m{clients}.h5"
-    arguments = ["digits", "--clients", str(clients), "--beta", "0.5", "--seed", "0", "--out", str(path)]
-    assert data_prep(arguments) == 0
-    return path
 
 
 @pytest.fixture(scope="session")

@@ -4,23 +4,22 @@ A file holds one frozen dataclass derived from `Algorithm` (or from another algo
 the algorithm's hyperparameters and become flags; the first line of its docstring is its line in --help.
 """
 
-import dataclasses
 import importlib
 import importlib.util
 import pkgutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from fedproc_mpi.algorithms.base import Algorithm
-from fedproc_mpi.config import flag, nearest
 from fedproc_mpi.errors import UserError
+from fedproc_mpi.flags import flag, nearest, settings_of, validate
 
 
 def names() -> list[str]:
     """The algorithms of this folder."""
     found = (module.name for module in pkgutil.iter_modules(__path__))
-    return sorted(name for name in found if name != "base")
+    return sorted(name for name in found if name not in ("base", "prototypes"))
 
 
 def find(name: str) -> type[Algorithm]:
@@ -50,17 +49,12 @@ def find(name: str) -> type[Algorithm]:
 
 
 def build(name: str, options: Mapping[str, Any]) -> Algorithm:
-    """An algorithm with these options. UserError for an unknown option or a value of a wrong kind."""
+    """An algorithm with these options. UserError for an unknown option or a wrong value."""
     kind = find(name)
-    fields = {f.name: f for f in dataclasses.fields(kind)}
-    hints = get_type_hints(kind)
-    for key, value in options.items():
-        if key not in fields:
-            raise UserError(f"{flag(key)} is no option of {name}; {nearest(flag(key), map(flag, fields))}")
-        choices = get_args(hints[key])
-        if choices and value not in choices:
-            raise UserError(f"{flag(key)} must be one of {', '.join(map(str, choices))}, not {value!r}")
-        number = hints[key] in (int, float)
-        if number and (isinstance(value, bool) or not isinstance(value, (int, float))):
-            raise UserError(f"{flag(key)} must be a number, not {value!r}")
-    return kind(**options)
+    known = settings_of(kind)
+    for key in options:
+        if key not in known:
+            raise UserError(f"{flag(key)} is no option of {name}; {nearest(flag(key), map(flag, known))}")
+    algorithm = kind(**options)
+    validate(algorithm)
+    return algorithm

@@ -10,24 +10,36 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fedproc_mpi.comm import Comm
 from fedproc_mpi.config import Config
-from fedproc_mpi.learn.client import Batch, LossParts, Round, Trainer
-from fedproc_mpi.learn.data import ClientData, Clients
+from fedproc_mpi.flags import validate
+from fedproc_mpi.learn.client import Batch, LossParts, Round, Task, Tensors, Trainer
 from fedproc_mpi.learn.flat import Entry, State
 from fedproc_mpi.learn.sums import Group, Term, WeightedSums
-from fedproc_mpi.store.client_state import ClientState
+
+# All that an algorithm's file needs, from one place.
+__all__ = [
+    *("Algorithm", "Batch", "Entry", "Group", "LossParts", "Round", "State", "Task", "Term", "Terms"),
+    *("Trainer", "Update", "WeightedSums"),
+]
+
+Terms = dict[str, Term]
+Update = tuple[Terms, Tensors]  # what a client adds to the round's sums, and what it keeps for its next round
 
 
 @dataclass(frozen=True)
 class Algorithm:
     """Local training and weighted model averaging, with the steps that an algorithm may override.
 
-    The defaults are FedAvg: derive, and override what differs. personal: there is no global model, each
-    client keeps its own in its state ("model", "counters").
+    The defaults are FedAvg: derive, and override what differs. The fields are the algorithm's
+    hyperparameters and become flags. personal: there is no global model, each client keeps its own
+    ("model", "counters"). loss_names: the parts that `loss` may return.
     """
 
     personal: ClassVar[bool] = False
+    loss_names: ClassVar[Sequence[str]] = ("ce",)
+
+    def __post_init__(self) -> None:
+        validate(self)
 
     def options(self) -> dict[str, Any]:
         """The hyperparameters with their values."""
@@ -37,71 +49,81 @@ class Algorithm:
         """The name of a client's model; only personal models may differ."""
         return config.model
 
+    # ---- what travels, and how it starts -----------------------------------------------------------------
+
     def entries(self, trainer: Trainer) -> dict[str, Entry]:
-        """What the server sends besides the model, by name."""
+        """What the server sends besides the model, by name; 0 (False) at the start."""
         return {}
 
-    def init(self, state: State, trainer: Trainer, clients: Clients, mine: Sequence[int], comm: Comm) -> None:
-        """Fill the entries for round 0, the same on every rank. Collective.
-
-        mine: this rank's share of all clients. The state already holds the initial model.
-        """
-
-    def loss(self, batch: Batch, state: State, r: Round) -> LossParts:
-        """The parts of the local loss, name → (weight, value)."""
-        raise NotImplementedError
-
-    def loss_names(self, r: Round) -> Sequence[str]:
-        """The parts that `loss` returns in round r, the same on every rank."""
-        return ("ce",)
-
-    def groups(
-        self, state: State, trainer: Trainer, cohort_sizes: Sequence[int], r: Round
-    ) -> dict[str, Group]:
-        """The sums of a round: the whole model state, weighted by |D_i|, and the losses."""
-        total, model = sum(cohort_sizes), trainer.model
+    def groups(self, state: State, trainer: Trainer, sizes: Sequence[int]) -> dict[str, Group]:
+        """The sums of a round whose participants hold `sizes` samples: model state and losses, by |D_i|."""
+        total, model = sum(sizes), trainer.model
         return {
             "model": Group(model.vector_S.numel(), total, model.segments, reference=state["model"]),
             "counters": Group(model.counters_N.numel(), total, model.counter_names, integer=True),
-            "losses": Group(1 + len(self.loss_names(r)), total),
+            "losses": self.loss_group(total),
         }
 
-    def client_update(
-        self, trainer: Trainer, data: ClientData, state: State, r: Round, own: ClientState
-    ) -> Mapping[str, Term]:
-        """Train one client from the round's state; its terms of the sums.
+    def start(self, state: State, seed: int) -> None:
+        """Fill the entries for round 0. On rank 0; the state already holds the initial model."""
 
-        own: what the client kept of its last round, by name; what is put in by the end is kept for its
-        next one, unless the client diverged. Replace tensors, do not change them in place.
+    def start_groups(self, trainer: Trainer, sizes: Sequence[int]) -> dict[str, Group]:
+        """The sums of one pass over all clients before round 0; empty: there is no such pass."""
+        return {}
+
+    def start_terms(self, task: Task) -> Terms:
+        """What one client adds to that pass. The task's round is -1."""
+        raise NotImplementedError
+
+    def start_update(self, state: State, sums: WeightedSums) -> None:
+        """The entries for round 0, in place, from the sums of that pass. On rank 0."""
+
+    # ---- a client's round --------------------------------------------------------------------------------
+
+    def loss(self, batch: Batch, task: Task) -> LossParts:
+        """The parts of the local loss, name → (weight, value). A part that counts nothing may be left out."""
+        raise NotImplementedError
+
+    def correct_gradient(self, grad_P: Tensor, w_P: Tensor, task: Task) -> None:
+        """Change the loss's gradient in place, before each local step."""
+
+    def client_update(self, task: Task) -> Update:
+        """Train one client from the server's state: its terms of the sums, and what it keeps.
+
+        What a client keeps comes back as `task.kept` in its next round, unless it diverged.
         """
-        losses = trainer.train(data, state, r.t, lambda batch: self.loss(batch, state, r))
-        return self.model_terms(trainer, data, losses, r)
-
-    def model_terms(
-        self, trainer: Trainer, data: ClientData, losses: Mapping[str, float], r: Round
-    ) -> dict[str, Term]:
-        """The trained model and the losses as terms."""
-        names = ("total", *self.loss_names(r))
-        values = trainer.model.vector_S.new_tensor([losses[name] for name in names])
-        return {
-            "model": Term(trainer.model.vector_S, data.num_examples),
-            "counters": Term(trainer.model.counters_N, data.num_examples),
-            "losses": Term(values, data.num_examples),
+        losses = task.train(self.loss, self.correct_gradient)
+        terms = {
+            "model": Term(task.model.vector_S, task.num_examples),
+            "counters": Term(task.model.counters_N, task.num_examples),
+            "losses": self.loss_term(task, losses),
         }
+        return terms, {}
+
+    def loss_group(self, total: int) -> Group:
+        """Sums of the loss and of each part, with a weight each: a part may be missing in some rounds."""
+        return Group(1 + len(self.loss_names), total, rows=1 + len(self.loss_names))
+
+    def loss_term(self, task: Task, losses: Mapping[str, float]) -> Term:
+        """A client's losses, as `Task.train` gives them, weighted by |D_i|."""
+        names = ("total", *self.loss_names)
+        new = task.model.vector_S.new_tensor
+        weights = [task.num_examples * (name in losses) for name in names]
+        return Term(new([losses.get(name, 0.0) for name in names]), new(weights))
+
+    # ---- the server --------------------------------------------------------------------------------------
 
     def server_update(self, state: State, sums: WeightedSums, r: Round) -> None:
-        """The next round's state in place, from the reduced sums. On rank 0."""
+        """The next round's state, in place, from the reduced sums. On rank 0."""
         state["model"].copy_(sums.mean("model"))
         state["counters"].copy_(sums.mean("counters"))
+
+    def metrics(self, sums: WeightedSums, r: Round) -> dict[str, Any]:
+        """What `metrics.jsonl` records of a round, from the reduced sums. On rank 0."""
+        names = ("loss", *(f"loss_{name}" for name in self.loss_names))
+        means, weights = sums.mean("losses").tolist(), sums.weights("losses").tolist()
+        return {name: mean for name, mean, n in zip(names, means, weights, strict=True) if n}
 
     def prototype_scores(self, z_BD: Tensor, state: State) -> Tensor | None:
         """Scores (B, K) of the classes by their prototypes, the highest wins; None: there are none."""
         return None
-
-    def metrics(self, sums: WeightedSums, r: Round) -> dict[str, Any]:
-        """What `metrics.jsonl` records of a round, from the reduced sums. On rank 0."""
-        means = sums.mean("losses").tolist()
-        return {
-            "loss": means[0],
-            **{f"loss_{n}": v for n, v in zip(self.loss_names(r), means[1:], strict=True)},
-        }

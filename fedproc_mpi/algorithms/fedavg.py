@@ -5,14 +5,12 @@ from dataclasses import dataclass
 
 import torch.nn.functional as F
 
-from fedproc_mpi.algorithms.base import Algorithm
-from fedproc_mpi.learn.client import Batch, LossParts, Round
-from fedproc_mpi.learn.flat import State
+from fedproc_mpi.algorithms.base import Algorithm, Batch, LossParts, Task
 
 
 @dataclass(frozen=True)
 class FedAvg(Algorithm):
     """FedAvg: local SGD on the cross-entropy, models averaged by sample count."""
 
-    def loss(self, batch: Batch, state: State, r: Round) -> LossParts:
+    def loss(self, batch: Batch, task: Task) -> LossParts:
         return {"ce": (1.0, F.cross_entropy(batch.logits_BK, batch.y_B))}

@@ -5,7 +5,7 @@ first author's public code.
 Shapes: B batch, K classes, D width of z.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,16 +13,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedproc_mpi.algorithms.base import Algorithm
-from fedproc_mpi.comm import Comm
-from fedproc_mpi.config import setting
-from fedproc_mpi.errors import UserError
-from fedproc_mpi.learn.client import Batch, LossParts, Round, Trainer
-from fedproc_mpi.learn.data import ClientData, Clients
-from fedproc_mpi.learn.flat import Entry, State
+from fedproc_mpi.algorithms.base import (
+    Algorithm,
+    Batch,
+    Entry,
+    Group,
+    LossParts,
+    Round,
+    State,
+    Task,
+    Terms,
+    Trainer,
+    Update,
+    WeightedSums,
+)
+from fedproc_mpi.algorithms.prototypes import (
+    average_prototypes,
+    prototype_entries,
+    prototype_group,
+    prototype_term,
+)
+from fedproc_mpi.flags import setting
 from fedproc_mpi.learn.seeds import torch_generator
-from fedproc_mpi.learn.sums import Group, Term, WeightedSums
-from fedproc_mpi.store.client_state import ClientState
 
 IGNORE = -100  # cross_entropy's mark for a sample that adds nothing
 
@@ -56,7 +68,7 @@ def cosine_logits(z_BD: Tensor, proto_KD: Tensor, seen_K: Tensor, temperature: f
 class FedProc(Algorithm):
     """FedProc: local training contrasts z with global class prototypes, then with the classifier."""
 
-    temperature: float = setting(1.0, "temperature of the cosine logits; 1 is none")
+    temperature: float = setting(1.0, "temperature of the cosine logits; 1 is none", above=0)
     prototype_source: Literal["global", "local"] = setting(
         "global", "prototypes in the loss; local: the client's own class means at the start of the round"
     )
@@ -69,7 +81,7 @@ class FedProc(Algorithm):
     alpha_schedule: Literal["linear", "over100", "constant", "reverse"] = setting(
         "linear", "weight of the prototype loss: 1 - t/T; 1 - t/100; --alpha; t/T", "Alg. 1; Tab. 4"
     )
-    alpha: float = setting(0.5, "the weight under --alpha-schedule constant, 0 to 1")
+    alpha: float = setting(0.5, "the weight under --alpha-schedule constant, 0 to 1", low=0, high=1)
     prototype_average: Literal["holders", "all", "count"] = setting(
         "holders", "uniform over the clients that hold the class; 1/m over all; by class count"
     )
@@ -83,11 +95,7 @@ class FedProc(Algorithm):
         "eval", "mode of the class means; train: augmented, drop-last", "Eq. 5; author's code: train"
     )
 
-    def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise UserError(f"--temperature must be above 0, not {self.temperature}")
-        if not 0 <= self.alpha <= 1:
-            raise UserError(f"--alpha must be in [0, 1], not {self.alpha}")
+    loss_names = ("gpc", "ce")
 
     def alpha_at(self, r: Round) -> float:
         """α: the weight of the prototype loss in round t."""
@@ -100,96 +108,63 @@ class FedProc(Algorithm):
         return max(0.0, 1 - r.t / (100 if self.alpha_schedule == "over100" else r.total))
 
     def entries(self, trainer: Trainer) -> dict[str, Entry]:
-        shape_KD = (trainer.num_classes, trainer.embedding)
-        return {"prototypes": Entry(shape_KD), "seen": Entry(shape_KD[:1], torch.bool)}
+        return prototype_entries(trainer)
 
-    def init(self, state: State, trainer: Trainer, clients: Clients, mine: Sequence[int], comm: Comm) -> None:
-        """c⁰ (Alg. 1 l.3): class means of w⁰ over the clients' data, or what --prototype-init says."""
+    def groups(self, state: State, trainer: Trainer, sizes: Sequence[int]) -> dict[str, Group]:
+        prototypes = prototype_group(trainer, sizes, state["prototypes"], self.prototype_average)
+        return super().groups(state, trainer, sizes) | prototypes
+
+    def start(self, state: State, seed: int) -> None:
+        """c⁰ where --prototype-init is random: unit vectors."""
         if self.prototype_init == "random":
-            generator = torch_generator(trainer.config.seed, "prototypes")
-            drawn_KD = torch.randn(state["prototypes"].shape, generator=generator)
+            drawn_KD = torch.randn(state["prototypes"].shape, generator=torch_generator(seed, "prototypes"))
             state["prototypes"].copy_(F.normalize(drawn_KD))
             state["seen"].fill_(True)
+
+    def start_groups(self, trainer: Trainer, sizes: Sequence[int]) -> dict[str, Group]:
+        """c⁰ where it is class means of w⁰ over all clients' data (Alg. 1 l.3)."""
         if self.prototype_init != "means":
-            return
-        sums = WeightedSums(
-            {"prototypes": self._prototype_group(trainer, clients.sizes, None)}, trainer.device
-        )
-        trainer.model.load(state["model"], state["counters"])
-        for k in mine:
-            sums.add(k, {"prototypes": self._prototype_term(trainer, clients[k], t=-1)})
-        comm.agree(None)
-        comm.reduce(sums.buffer)
-        if comm.rank == 0:
-            self._average_prototypes(state, sums)
-        comm.broadcast(state["prototypes"])
-        comm.broadcast(state["seen"])
+            return {}
+        return prototype_group(trainer, sizes, average=self.prototype_average)
 
-    def loss(self, batch: Batch, state: State, r: Round) -> LossParts:
-        return self._loss(batch, r, state["prototypes"], state["seen"])
+    def start_terms(self, task: Task) -> Terms:
+        means = task.class_means(self.class_means, of=task.state)
+        return dict(prototype_term(*means, self.prototype_average))
 
-    def _loss(self, batch: Batch, r: Round, proto_KD: Tensor, seen_K: Tensor) -> LossParts:
-        """α·gpc + (1-α)·ce; a part without weight is not computed."""
-        alpha, parts = self.alpha_at(r), {}
+    def start_update(self, state: State, sums: WeightedSums) -> None:
+        self._average(state, sums)
+
+    def loss(self, batch: Batch, task: Task) -> LossParts:
+        """α·gpc + (1-α)·ce (Alg. 1 l.16-19); a part without weight is not computed."""
+        alpha, parts = self.alpha_at(task.round), {}
         if alpha > 0:
-            gpc = loss_gpc(
-                batch.z_BD, batch.y_B, proto_KD, seen_K, self.temperature, self.denominator == "twice"
-            )
+            proto_KD, seen_K = task.state["prototypes"], task.state["seen"]
+            twice = self.denominator == "twice"
+            gpc = loss_gpc(batch.z_BD, batch.y_B, proto_KD, seen_K, self.temperature, twice)
             parts["gpc"] = (alpha, gpc)
         if alpha < 1:
             parts["ce"] = (1 - alpha, F.cross_entropy(batch.logits_BK, batch.y_B))
         return parts
 
-    def loss_names(self, r: Round) -> Sequence[str]:
-        alpha = self.alpha_at(r)
-        return [name for name, used in (("gpc", alpha > 0), ("ce", alpha < 1)) if used]
-
-    def groups(
-        self, state: State, trainer: Trainer, cohort_sizes: Sequence[int], r: Round
-    ) -> dict[str, Group]:
-        groups = super().groups(state, trainer, cohort_sizes, r)
-        reference = state["prototypes"]
-        return groups | {"prototypes": self._prototype_group(trainer, cohort_sizes, reference)}
-
-    def client_update(
-        self, trainer: Trainer, data: ClientData, state: State, r: Round, own: ClientState
-    ) -> Mapping[str, Term]:
+    def client_update(self, task: Task) -> Update:
         """Alg. 1 l.12-23: local training, then the client's class means (Eq. 5)."""
-        proto_KD, seen_K = state["prototypes"], state["seen"]
         if self.prototype_source == "local":
-            trainer.model.load(state["model"], state["counters"])
-            proto_KD, counts_K = trainer.class_means(data)
-            seen_K = counts_K > 0
-        losses = trainer.train(data, state, r.t, lambda batch: self._loss(batch, r, proto_KD, seen_K))
-        terms = self.model_terms(trainer, data, losses, r)
-        return terms | {"prototypes": self._prototype_term(trainer, data, r.t)}
+            means_KD, counts_K = task.class_means(of=task.state)
+            task = task.with_state(prototypes=means_KD, seen=counts_K > 0)
+        terms, kept = super().client_update(task)
+        means = task.class_means(self.class_means)
+        return terms | prototype_term(*means, self.prototype_average), kept
 
     def server_update(self, state: State, sums: WeightedSums, r: Round) -> None:
         """w and c of the next round (Alg. 1 l.9-10)."""
         super().server_update(state, sums, r)
-        self._average_prototypes(state, sums)
+        self._average(state, sums)
+
+    def _average(self, state: State, sums: WeightedSums) -> None:
+        average_prototypes(state, sums, self.prototype_average, self.absent_class == "keep")
 
     def prototype_scores(self, z_BD: Tensor, state: State) -> Tensor:
         return cosine_logits(z_BD, state["prototypes"], state["seen"], 1.0)
 
     def metrics(self, sums: WeightedSums, r: Round) -> dict[str, Any]:
         return super().metrics(sums, r) | {"alpha": self.alpha_at(r)}
-
-    def _prototype_group(self, trainer: Trainer, sizes: Sequence[int], reference: Tensor | None) -> Group:
-        total = sum(sizes) if self.prototype_average == "count" else len(sizes)
-        return Group(trainer.num_classes * trainer.embedding, total, (), trainer.num_classes, reference)
-
-    def _prototype_term(self, trainer: Trainer, data: ClientData, t: int) -> Term:
-        means_KD, counts_K = trainer.class_means(data, self.class_means, t + 1)
-        weights_K = {"holders": (counts_K > 0).long(), "all": torch.ones_like(counts_K), "count": counts_K}
-        return Term(means_KD, weights_K[self.prototype_average])
-
-    def _average_prototypes(self, state: State, sums: WeightedSums) -> None:
-        """A class that nobody holds keeps its prototype, or becomes 0; one never seen stays masked."""
-        held_K = sums.weights("prototypes") > 0
-        if self.prototype_average == "all":
-            held_K = sums.mean("prototypes").view(len(held_K), -1).abs().sum(1) > 0
-        mean_KD = sums.mean("prototypes").view(len(held_K), -1)
-        old_KD = state["prototypes"] if self.absent_class == "keep" else torch.zeros_like(mean_KD)
-        state["prototypes"].copy_(torch.where(held_K[:, None], mean_KD, old_KD))
-        state["seen"].logical_or_(held_K)

@@ -7,18 +7,13 @@ BatchNorm buffers have no variates: they are averaged as in FedAvg. Models are a
 Shapes: P parameters.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from fedproc_mpi.algorithms.base import Entry, Group, Round, State, Task, Term, Trainer, Update, WeightedSums
 from fedproc_mpi.algorithms.fedavg import FedAvg
-from fedproc_mpi.learn.client import Round, Trainer
-from fedproc_mpi.learn.data import ClientData
-from fedproc_mpi.learn.flat import Entry, State
-from fedproc_mpi.learn.sums import Group, Term, WeightedSums
-from fedproc_mpi.store.client_state import ClientState
 
 
 def effective_steps(steps: int, momentum: float) -> float:
@@ -38,36 +33,32 @@ class Scaffold(FedAvg):
         """c, the server's control variate, 0 at the start."""
         return {"control": Entry((trainer.model.num_params,))}
 
-    def groups(
-        self, state: State, trainer: Trainer, cohort_sizes: Sequence[int], r: Round
-    ) -> dict[str, Group]:
-        model = trainer.model
-        segments = [s for s in model.segments if s.stop <= model.num_params]
-        change = Group(model.num_params, len(cohort_sizes), segments, reference=state["control"])
-        return super().groups(state, trainer, cohort_sizes, r) | {"control": change}
-
-    def client_update(
-        self, trainer: Trainer, data: ClientData, state: State, r: Round, own: ClientState
-    ) -> Mapping[str, Term]:
-        """Local steps along g - c_i + c, then c_i⁺ = c_i - c + (w_t - w_i)/(K_eff·lr)."""
-        c_P = state["control"]
-        c_i_P = own.get("control", torch.zeros_like(c_P))
-        correction_P = c_P - c_i_P
-
-        def correct(grad_P: Tensor, w_P: Tensor) -> None:
-            grad_P.add_(correction_P)
-
-        losses = trainer.train(data, state, r.t, lambda batch: self.loss(batch, state, r), correct)
-        terms = self.model_terms(trainer, data, losses, r)
+    def groups(self, state: State, trainer: Trainer, sizes: Sequence[int]) -> dict[str, Group]:
         P = trainer.model.num_params
+        segments = [segment for segment in trainer.model.segments if segment.stop <= P]
+        change = Group(P, len(sizes), segments, reference=state["control"])
+        return super().groups(state, trainer, sizes) | {"control": change}
+
+    def correct_gradient(self, grad_P: Tensor, w_P: Tensor, task: Task) -> None:
+        """Local steps along g - c_i + c."""
+        grad_P.add_(_correction(task))
+
+    def client_update(self, task: Task) -> Update:
+        """c_i⁺ = c_i - c + (w_t - w_i)/(K_eff·lr); the client adds c_i⁺ - c_i and keeps c_i⁺."""
+        terms, _ = super().client_update(task)
+        trainer, P = task.trainer, task.model.num_params
         distance = effective_steps(trainer.steps, trainer.config.momentum) * trainer.config.lr
-        moved_P = state["model"][:P] - trainer.model.vector_S[:P]
-        own["control"] = moved_P / distance - correction_P
-        return terms | {"control": Term(own["control"] - c_i_P, 1)}
+        moved_P = task.state["model"][:P] - task.model.vector_S[:P]
+        new_c_i_P = moved_P / distance - _correction(task)
+        return terms | {"control": Term(new_c_i_P - task.kept.get("control", 0.0), 1)}, {"control": new_c_i_P}
 
     def server_update(self, state: State, sums: WeightedSums, r: Round) -> None:
         """c ← c + (|S|/m)·mean of the clients' changes."""
         super().server_update(state, sums, r)
-        participants = float(sums.weights("control"))
         # Two roundings: one fused step could round otherwise on another device than the server's.
-        state["control"].add_(sums.mean("control") * (participants / r.num_clients))
+        state["control"].add_(sums.mean("control") * (float(sums.weights("control")) / r.num_clients))
+
+
+def _correction(task: Task) -> Tensor:
+    """c - c_i; c_i is 0 in a client's first round."""
+    return task.once("correction", lambda: task.state["control"] - task.kept.get("control", 0.0))

@@ -2,16 +2,13 @@
 
 The clients' models are drawn one by one; E epochs a round over T rounds are T·E epochs (MOON: 300)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedproc_mpi.algorithms.base import Group, Round, State, Task, Trainer, Update, WeightedSums
 from fedproc_mpi.algorithms.fedavg import FedAvg
-from fedproc_mpi.learn.client import Round, Trainer
-from fedproc_mpi.learn.data import ClientData
-from fedproc_mpi.learn.flat import State
-from fedproc_mpi.learn.sums import Group, Term, WeightedSums, require_finite
-from fedproc_mpi.store.client_state import ClientState
+from fedproc_mpi.learn.sums import require_finite
 
 
 @dataclass(frozen=True)
@@ -20,21 +17,16 @@ class Solo(FedAvg):
 
     personal: ClassVar[bool] = True
 
-    def groups(
-        self, state: State, trainer: Trainer, cohort_sizes: Sequence[int], r: Round
-    ) -> dict[str, Group]:
+    def groups(self, state: State, trainer: Trainer, sizes: Sequence[int]) -> dict[str, Group]:
         """The losses alone."""
-        return {"losses": Group(1 + len(self.loss_names(r)), sum(cohort_sizes))}
+        return {"losses": self.loss_group(sum(sizes))}
 
-    def client_update(
-        self, trainer: Trainer, data: ClientData, state: State, r: Round, own: ClientState
-    ) -> Mapping[str, Term]:
+    def client_update(self, task: Task) -> Update:
         """Go on with the client's own model; keep it."""
-        losses = trainer.train(data, own, r.t, lambda batch: self.loss(batch, state, r))
-        model = trainer.model
-        require_finite(data.client, model.segments, model.vector_S)
-        own["model"], own["counters"] = model.vector_S, model.counters_N
-        return {"losses": self.model_terms(trainer, data, losses, r)["losses"]}
+        losses = task.train(self.loss, self.correct_gradient, start=task.kept)
+        require_finite(task.data.client, task.model.segments, task.model.vector_S)
+        kept = {"model": task.model.vector_S, "counters": task.model.counters_N}
+        return {"losses": self.loss_term(task, losses)}, kept
 
     def server_update(self, state: State, sums: WeightedSums, r: Round) -> None:
         """Nothing to divide."""

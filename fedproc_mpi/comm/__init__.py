@@ -1,15 +1,20 @@
 """How ranks talk. MPI calls live in this package alone, and importing it starts nothing.
 
-Rank 0 is the server; the others are client ranks. Alone, rank 0 is both.
+Rank 0 is the server; the others are client ranks. Alone, rank 0 is both. Which GPU or transport a rank
+takes is decided in `placement`; here a tensor says where it lies.
 """
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
 
 from fedproc_mpi.errors import FedprocError, UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+T = TypeVar("T")
 
 
 class Comm(ABC):
@@ -33,15 +38,15 @@ class Comm(ABC):
         """The sum of everyone's float64 `buffer` into rank 0's, in place; others' content is undefined."""
 
     @abstractmethod
-    def collect(self, report: Any) -> list[Any] | None:
-        """A small JSON value from each rank, on rank 0 in rank order; None elsewhere.
+    def collect(self, report: T) -> list[T] | None:
+        """A small value from each rank, on rank 0 in rank order; None elsewhere. Pickled: never a tensor.
 
-        Ranks that wait here sleep (law 4); so what precedes a model-sized collective goes through it.
+        Ranks that wait here sleep (law 4), so each model-sized collective follows one of these.
         """
 
     @abstractmethod
-    def share(self, value: Any) -> Any:
-        """Rank 0's small JSON value on every rank."""
+    def share(self, value: T | None) -> T:
+        """Rank 0's small value on every rank; what the others hand in is ignored. Pickled: never a tensor."""
 
     @abstractmethod
     def local_ranks(self) -> list[int]:
@@ -62,9 +67,19 @@ class Comm(ABC):
 
         The error is raised as `agreed`: all ranks then leave together, and rank 0 prints it.
         """
-        reports = self.collect(None if error is None else [error.exit_code, str(error)])
+        reports = self.collect(None if error is None else (error.exit_code, str(error)))
         first = self.share(next((r for r in reports if r), None) if reports is not None else None)
-        if first:
+        if first is not None:
             code, message = first
             kinds = {kind.exit_code: kind for kind in FedprocError.__subclasses__()}
             raise kinds.get(code, UserError)(message, agreed=True)
+
+    @contextmanager
+    def agreed(self) -> Iterator[None]:
+        """A local step that may fail: where a rank raises a FedprocError in it, all raise the same one."""
+        error: FedprocError | None = None
+        try:
+            yield
+        except FedprocError as caught:
+            error = caught
+        self.agree(error)

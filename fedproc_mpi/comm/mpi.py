@@ -1,11 +1,9 @@
-"""MPI through mpi4py: typed buffers in chunks for tensors, JSON for small messages, no pickles."""
+"""MPI through mpi4py: typed buffers in chunks for tensors, which are never pickled; small messages are."""
 
-import json
 import time
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-import numpy as np
 import torch
 from mpi4py import MPI
 from torch import Tensor
@@ -13,6 +11,7 @@ from torch import Tensor
 from fedproc_mpi.comm import Comm
 from fedproc_mpi.comm.staging import Staging
 
+T = TypeVar("T")
 CHUNK_BYTES = 32 * 2**20  # keeps counts below 2^31 and host staging of GPU tensors bounded
 NAP_MIN, NAP_MAX = 20e-6, 4e-3  # seconds between two looks at a pending request
 
@@ -63,35 +62,19 @@ class MpiComm(Comm):
             return "host"
         return "device" if self.cuda_aware else "staged"
 
-    def collect(self, report: Any) -> list[Any] | None:
-        message = np.frombuffer(json.dumps(report).encode(), dtype=np.uint8)
+    def collect(self, report: T) -> list[T] | None:
         self._sleep_until_all_are_here()
-        lengths = np.zeros(self.size, dtype=np.int64)
-        self._comm.Gather(np.array([message.size], dtype=np.int64), lengths, root=0)
-        if self.rank != 0:
-            self._comm.Gatherv(message, None, root=0)
-            return None
-        text = np.empty(int(lengths.sum()), dtype=np.uint8)
-        self._comm.Gatherv(message, [text, (lengths, np.cumsum(lengths) - lengths)], root=0)
-        parts = np.split(text, np.cumsum(lengths)[:-1])
-        return [json.loads(part.tobytes()) for part in parts]
+        return self._comm.gather(report, root=0)
 
-    def share(self, value: Any) -> Any:
-        message = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8).copy()
+    def share(self, value: T | None) -> T:
         self._sleep_until_all_are_here()
-        length = np.array([message.size], dtype=np.int64)
-        self._comm.Bcast(length, root=0)
-        if self.rank != 0:
-            message = np.empty(int(length[0]), dtype=np.uint8)
-        self._comm.Bcast(message, root=0)
-        return json.loads(message.tobytes())
+        return self._comm.bcast(value, root=0)
 
     def local_ranks(self) -> list[int]:
         node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
-        ranks = np.empty(node.Get_size(), dtype=np.int64)
-        node.Allgather(np.array([self.rank], dtype=np.int64), ranks)
+        ranks = node.allgather(self.rank)
         node.Free()
-        return sorted(ranks.tolist())
+        return sorted(ranks)
 
     def abort(self, code: int) -> None:
         self._comm.Abort(code)

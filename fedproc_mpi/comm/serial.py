@@ -1,11 +1,13 @@
 """One process, no MPI: every collective is the identity."""
 
 import os
-from typing import Any
+from typing import TypeVar, cast
 
 from torch import Tensor
 
 from fedproc_mpi.comm import Comm
+
+T = TypeVar("T")
 
 
 class SerialComm(Comm):
@@ -19,11 +21,11 @@ class SerialComm(Comm):
     def reduce(self, buffer: Tensor) -> None:
         pass
 
-    def collect(self, report: Any) -> list[Any]:
+    def collect(self, report: T) -> list[T]:
         return [report]
 
-    def share(self, value: Any) -> Any:
-        return value
+    def share(self, value: T | None) -> T:
+        return cast(T, value)
 
     def local_ranks(self) -> list[int]:
         return [0]

@@ -1,27 +1,30 @@
 """Local work on one rank: a client's training, its class means.
 
-Shapes: B batch, C channels, H, W image, D width of z, K classes, P parameters.
+Shapes: B batch, C channels, H, W image, D width of z, K classes, P parameters, S floats of the model's
+state.
 """
 
 import copy
 import functools
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from fedproc_mpi.clock import Clock
 from fedproc_mpi.config import Config
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.learn.data import Batches, ClientData, cuts
-from fedproc_mpi.learn.flat import FlatModel, State
+from fedproc_mpi.learn.flat import FlatModel
 from fedproc_mpi.learn.models import has_batchnorm
 from fedproc_mpi.learn.seeds import seed_for, torch_generator
-from fedproc_mpi.placement import devices
+from fedproc_mpi.placement.devices import autocast
 
-BLOCK = 256  # samples an evaluation block: logits change with the batch they are computed in (law 1)
+BLOCK = 256  # samples in an evaluation block: logits change with the batch they are computed in (law 1)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,10 @@ class Round:
     num_clients: int = 1
 
 
+Tensors = Mapping[str, Tensor]
 LossParts = Mapping[str, tuple[float, Tensor]]  # name → (weight, value); the loss is Σ weight·value
-LossFunction = Callable[[Batch], LossParts]
+Loss = Callable[[Batch], LossParts]
+GradientHook = Callable[[Tensor, Tensor], None]  # (grad_P, w_P): may change the gradient in place
 
 
 def weighted_sum(parts: LossParts) -> Tensor:
@@ -54,16 +59,26 @@ def weighted_sum(parts: LossParts) -> Tensor:
 
 
 class Trainer:
-    """A rank's one model and optimizer, used for its clients one after the other."""
+    """A rank's one model and optimizer, used for its clients one after the other.
+
+    clock: gets the seconds of `train` and of the class means, `prototypes`. steps: optimizer steps of the
+    last `train`.
+    """
 
     def __init__(
-        self, config: Config, model: FlatModel, batches: Batches, num_classes: int, embedding: int
+        self,
+        config: Config,
+        model: FlatModel,
+        batches: Batches,
+        num_classes: int,
+        embedding: int,
+        clock: Clock | None = None,
     ) -> None:
         self.config, self.model, self.batches = config, model, batches
         self.num_classes, self.embedding = num_classes, embedding
         self.device = model.vector_S.device
-        self.seconds = {"train": 0.0, "prototypes": 0.0}
-        self.steps = 0  # optimizer steps of the last `train`
+        self.clock = clock or Clock()
+        self.steps = 0
         self._momentum_P = torch.zeros_like(model.grad_P)
         self._twins: dict[str, FlatModel] = {}
         self._min_batch = 2 if has_batchnorm(model.module) else 1
@@ -74,37 +89,27 @@ class Trainer:
             )
 
     def train(
-        self,
-        data: ClientData,
-        state: State | Mapping[str, Tensor],
-        t: int,
-        loss: LossFunction,
-        correct_gradient: Callable[[Tensor, Tensor], None] | None = None,
+        self, data: ClientData, start: Tensors, t: int, loss: Loss, correct_gradient: GradientHook
     ) -> dict[str, float]:
-        """Train a model (the round's global one, or a client's own) on a client for E epochs of SGD.
+        """Train a client's data for E epochs of SGD from the model in `start` ("model", "counters").
 
-        correct_gradient(grad_P, w_P) may change the gradient in place before each step. Returns the
-        mean of the loss and of each of its parts over the round's samples.
+        Returns the mean of the loss ("total") and of each of its parts over the round's samples.
         """
         cuda = [self.device] if self.device.type == "cuda" else []
         with self._timed("train"), torch.random.fork_rng(devices=cuda):
             # Dropout draws from torch's own generators: keyed as well, never carried from client to client.
             torch.manual_seed(seed_for(self.config.seed, "torch", t, data.client))
-            self.model.load(state["model"], state["counters"])
+            self.model.load(start["model"], start["counters"])
             return self._epochs(data, t, loss, correct_gradient)
 
     def _epochs(
-        self,
-        data: ClientData,
-        t: int,
-        loss: LossFunction,
-        correct_gradient: Callable[[Tensor, Tensor], None] | None,
+        self, data: ClientData, t: int, loss: Loss, correct_gradient: GradientHook
     ) -> dict[str, float]:
         config, model = self.config, self.model
         w_P = model.vector_S[: model.num_params]
         generator = torch_generator(config.seed, "shuffle", t, data.client)
         self._momentum_P.zero_()
-        values: dict[str, list[Tensor]] = {}  # of each step; looked at once a round
+        values: dict[str, list[Tensor]] = {}  # of each step; read once, at the end, so that a GPU need not wait
         sizes: list[int] = []
         # A lone sample has no batch statistics: BatchNorm then uses (and keeps) the running ones.
         model.module.train(data.num_examples >= self._min_batch)
@@ -113,14 +118,13 @@ class Trainer:
             for x_BCHW, y_B in self.batches.epoch(
                 data, config.batch_size, generator, drop_last, self._min_batch
             ):
-                with devices.autocast(config, self.device):
+                with autocast(config, self.device):
                     z_BD, logits_BK = model.module(x_BCHW)
-                    parts = dict(loss(Batch(x_BCHW, y_B, z_BD.float(), logits_BK.float())))
+                    parts = loss(Batch(x_BCHW, y_B, z_BD.float(), logits_BK.float()))
                     total = weighted_sum(parts)
                 model.grad_P.zero_()
                 total.backward()
-                if correct_gradient is not None:
-                    correct_gradient(model.grad_P, w_P)
+                correct_gradient(model.grad_P, w_P)
                 self._step(w_P)
                 sizes.append(len(y_B))
                 for name, value in [("total", total), *((n, v) for n, (_, v) in parts.items())]:
@@ -176,7 +180,7 @@ class Trainer:
     @torch.no_grad()
     def forward(self, x_BCHW: Tensor, model: FlatModel | None = None) -> tuple[Tensor, Tensor]:
         """(z_BD, logits_BK), float32, of normalised images under the present weights and mode."""
-        with devices.autocast(self.config, self.device):
+        with autocast(self.config, self.device):
             z_BD, logits_BK = (model or self.model).module(x_BCHW)
         return z_BD.float(), logits_BK.float()
 
@@ -195,8 +199,77 @@ class Trainer:
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.seconds[phase] += time.perf_counter() - start
+        with self.clock.measure(phase):
+            yield
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One client's work in one round: all that an algorithm sees of it.
+
+    data: the client's samples. state: what the server sent, by name ("model", "counters", and the
+    algorithm's own entries). kept: what the client kept of its last round, empty at its first; replace its
+    tensors, do not change them in place. round: t, T and m.
+    """
+
+    data: ClientData
+    state: Tensors
+    kept: Tensors
+    round: Round
+    trainer: Trainer
+    _once: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_examples(self) -> int:
+        """|D_i|."""
+        return self.data.num_examples
+
+    @property
+    def model(self) -> FlatModel:
+        """The rank's model; after `train` it holds the client's trained one."""
+        return self.trainer.model
+
+    def train(
+        self,
+        loss: Callable[[Batch, "Task"], LossParts],
+        correct_gradient: Callable[[Tensor, Tensor, "Task"], None],
+        start: Tensors | None = None,
+    ) -> dict[str, float]:
+        """Local training from the server's model, or from the one in `start` (`Trainer.train`)."""
+        return self.trainer.train(
+            self.data,
+            self.state if start is None else start,
+            self.round.t,
+            lambda batch: loss(batch, self),
+            lambda grad_P, w_P: correct_gradient(grad_P, w_P, self),
+        )
+
+    def class_means(self, mode: str = "eval", of: Tensors | None = None) -> tuple[Tensor, Tensor]:
+        """(means_KD, counts_K) of the client's classes under the trained model (`Trainer.class_means`).
+
+        of: under the model in these tensors instead, which is then loaded.
+        """
+        if of is not None:
+            self.model.load(of["model"], of["counters"])
+        return self.trainer.class_means(self.data, mode, self.round.t + 1)
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """What `make` gives, made at the first call with this name within this task."""
+        if name not in self._once:
+            self._once[name] = make()
+        found: T = self._once[name]
+        return found
+
+    def embed(self, name: str, tensors: Tensors, x_BCHW: Tensor) -> Tensor:
+        """z_BD of images under another model, in eval mode, without gradient.
+
+        tensors: that model's "model" and "counters", loaded at the first call with this name.
+        """
+        twin = self.once(name, lambda: self.trainer.frozen(name, tensors["model"], tensors["counters"]))
+        return twin(x_BCHW)
+
+    def with_state(self, **entries: Tensor) -> "Task":
+        """The same task, some of the server's entries replaced."""
+        return replace(self, state={**self.state, **entries})

@@ -1,7 +1,8 @@
 """Who trains in a round, and on which rank. The result depends on the first alone."""
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from fedproc_mpi.learn.seeds import numpy_generator
@@ -25,14 +26,15 @@ def sample_cohort(num_clients: int, sample_rate: float, seed: int, t: int) -> li
 
 def assign(
     cohort: Sequence[int], sizes: Sequence[int], ranks: Sequence[int], speeds: Sequence[float] = ()
-) -> dict[int, list[int]]:
-    """Rank → its clients: largest first to the rank that would be done first (LPT).
+) -> Mapping[int, list[int]]:
+    """Rank → its clients, none for a rank that does not train: largest first to the rank that would be
+    done first (LPT).
 
     sizes: |D_i| by client; speeds: relative, one for each of `ranks` (default: all alike).
     """
     speeds = speeds or [1.0] * len(ranks)
     work = dict.fromkeys(ranks, 0.0)
-    plan: dict[int, list[int]] = {rank: [] for rank in ranks}
+    plan: dict[int, list[int]] = defaultdict(list, {rank: [] for rank in ranks})
     speed_of = dict(zip(ranks, speeds, strict=True))
     for client in sorted(cohort, key=lambda i: (-sizes[i], i)):
         rank = min(ranks, key=lambda r: (work[r] + sizes[client] / speed_of[r], r))
@@ -42,22 +44,26 @@ def assign(
 
 
 class Speeds:
-    """The server's running estimate of each client rank's speed (samples a second)."""
+    """Each client rank's speed. `relative` is the same on every rank; the estimate is the server's.
+
+    relative: speeds relative to the median, one per client rank.
+    """
 
     def __init__(self, ranks: Sequence[int]) -> None:
+        self.relative = [1.0] * len(ranks)
         self._ranks = ranks
-        self._estimate: dict[int, float] = {}
+        self._samples_per_second: dict[int, float] = {}
 
-    def update(self, rank: int, samples: int, seconds: float) -> None:
+    def observe(self, rank: int, samples: int, seconds: float) -> None:
         """Take in what a rank did in a round."""
         if samples and seconds > 0:
             new = samples / seconds
-            self._estimate[rank] = 0.7 * self._estimate.get(rank, new) + 0.3 * new
+            self._samples_per_second[rank] = 0.7 * self._samples_per_second.get(rank, new) + 0.3 * new
 
-    def relative(self) -> list[float]:
-        """Speeds relative to the median, in steps; ranks not yet measured count as the median."""
-        if not self._estimate:
-            return [1.0] * len(self._ranks)
-        middle = median(self._estimate.values())
-        ratios = [self._estimate.get(rank, middle) / middle for rank in self._ranks]
+    def estimate(self) -> list[float]:
+        """What `relative` should become, in steps; ranks not yet measured count as the median."""
+        if not self._samples_per_second:
+            return self.relative
+        middle = median(self._samples_per_second.values())
+        ratios = [self._samples_per_second.get(rank, middle) / middle for rank in self._ranks]
         return [SPEED_STEP ** round(math.log(ratio, SPEED_STEP)) for ratio in ratios]

@@ -4,12 +4,15 @@ Shapes: N samples of a client, B batch, H, W, C image.
 """
 
 import math
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+from cachetools import LRUCache
 from torch import Tensor
 
 from fedproc_mpi.shards import Shards
@@ -36,26 +39,27 @@ class Clients:
 
     def __init__(self, shards: Shards, device: torch.device, channels_last: bool, cache_bytes: int) -> None:
         self.shards, self.sizes = shards, shards.sizes
-        self._device, self._channels_last, self._room = device, channels_last, cache_bytes
-        self._resident: OrderedDict[int, ClientData] = OrderedDict()
+        self._device, self._channels_last = device, channels_last
+        self._resident: LRUCache[int, ClientData] = LRUCache(cache_bytes, lambda data: data.x_NCHW.numel())
 
     def __len__(self) -> int:
         return len(self.sizes)
 
+    def sizes_of(self, cohort: Sequence[int]) -> list[int]:
+        """|D_i| of each of these clients."""
+        return [self.sizes[k] for k in cohort]
+
     def __getitem__(self, client: int) -> ClientData:
-        if client in self._resident:
-            self._resident.move_to_end(client)
-            return self._resident[client]
-        x_NHWC, y_N = self.shards.client(client)
-        x_NCHW = self.to_device(x_NHWC)
-        data = ClientData(client, x_NCHW, torch.from_numpy(y_N.astype("int64")).to(self._device))
-        self._room -= x_NCHW.numel()
-        while self._room < 0 and self._resident:
-            self._room += self._resident.popitem(last=False)[1].x_NCHW.numel()
-        self._resident[client] = data
+        data = self._resident.get(client)
+        if data is None:
+            x_NHWC, y_N = self.shards.client(client)
+            labels_N = torch.from_numpy(y_N.astype("int64")).to(self._device)
+            data = ClientData(client, self.to_device(x_NHWC), labels_N)
+            with suppress(ValueError):  # larger than the whole cache: read again next time
+                self._resident[client] = data
         return data
 
-    def to_device(self, x_NHWC: "object") -> Tensor:
+    def to_device(self, x_NHWC: npt.NDArray[np.uint8]) -> Tensor:
         """uint8 images as (N, C, H, W) in the run's memory format on the device."""
         x_NCHW = torch.from_numpy(x_NHWC).permute(0, 3, 1, 2)
         memory_format = torch.channels_last if self._channels_last else torch.contiguous_format

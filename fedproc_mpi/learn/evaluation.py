@@ -23,18 +23,17 @@ Counts = dict[str, dict[str, dict[int, int]]]  # way → set → client → corr
 Scores = Callable[[Tensor], Tensor | None]  # z_BD → scores_BK by prototypes, or None without prototypes
 
 
-class TestShare:
-    """This rank's blocks of the global test set; block j goes to client rank number j mod n.
+class Evaluator:
+    """Counts right predictions on this rank's blocks of the test set: block j is client rank j mod n's.
 
-    share: this rank's number among the n = `shares` client ranks; None: it evaluates nothing.
+    rank: this one; where it is no client rank, it has no block.
     """
 
-    __test__ = False
-
-    def __init__(self, clients: Clients, share: int | None, shares: int) -> None:
+    def __init__(self, clients: Clients, rank: int, client_ranks: range) -> None:
         self._clients, self._shards = clients, clients.shards
         self._all_blocks = range(-(-clients.shards.num_test // BLOCK))
-        self._blocks = self._all_blocks[share::shares] if share is not None else range(0)
+        share = client_ranks.index(rank) if rank in client_ranks else None
+        self._blocks = range(0) if share is None else self._all_blocks[share :: len(client_ranks)]
         self._resident: dict[int, tuple[Tensor, Tensor]] = {}
         self._own_rows: tuple[Any, Any] | None = None
         self._own_sizes: list[int] = []
@@ -106,15 +105,15 @@ class TestShare:
         return self._resident[block]
 
 
-def add_counts(counts: Iterable[Mapping[str, Any]]) -> Counts:
-    """The sum of counts; keys may have become strings on the way (JSON)."""
+def add_counts(counts: Iterable[Counts]) -> Counts:
+    """The sum of counts."""
     total: Counts = {}
     for one in counts:
         for way, sets in one.items():
             for name, by_client in sets.items():
                 into = total.setdefault(way, {}).setdefault(name, {})
                 for client, correct in by_client.items():
-                    into[int(client)] = into.get(int(client), 0) + correct
+                    into[client] = into.get(client, 0) + correct
     return total
 
 

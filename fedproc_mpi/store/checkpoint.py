@@ -1,134 +1,103 @@
-"""Atomic save and resume. A rename is the only commit; the previous checkpoint is kept until the next."""
+"""The checkpoint: all that a run needs to go on, in one file, with the one before it kept.
+
+It holds the round to go on with, the server's state at its start, the version of each client's own file
+(`clients`), and the lines of all rounds so far, from which metrics.jsonl is made again.
+"""
 
 import errno
 import os
-import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedproc_mpi.errors import UserError, reason
-from fedproc_mpi.learn.flat import State
-
-NAME, PREVIOUS, STAGED = "checkpoint.pt", "checkpoint.prev.pt", ".checkpoint.staged.pt"
+from fedproc_mpi.store.files import CHECKPOINT, PREVIOUS, read_tensors, save_tensors, sync_names
 
 
-def save_atomically(value: Any, path: Path) -> None:
-    """torch.save to a temporary name, fsync, rename: `path` is the old file or the new one, never half.
+@dataclass(frozen=True)
+class Checkpoint:
+    """next_round: the round to go on with, 0 where there is no checkpoint.
 
-    Raises UserError when the disk is full or the directory is not writable; the old file stays good.
+    versions: of each client's file, as `ClientFiles` counts them. previous_versions: those of the
+    checkpoint before. lines: what metrics.jsonl holds, one per round.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+
+    next_round: int = 0
+    state: Mapping[str, Tensor] = field(default_factory=dict)
+    versions: Sequence[int] = ()
+    previous_versions: Sequence[int] = ()
+    lines: Sequence[dict[str, Any]] = ()
+
+
+def save(
+    run_dir: Path,
+    next_round: int,
+    state: Mapping[str, Tensor],
+    versions: Sequence[int],
+    lines: Sequence[dict[str, Any]],
+) -> None:
+    """Make this the newest checkpoint, and the newest one the previous. UserError where that fails."""
+    value = {
+        "next_round": next_round,
+        "state": {name: tensor.cpu().clone() for name, tensor in state.items()},
+        "client_versions": list(versions),
+        "lines": list(lines),
+    }
+    staged = run_dir / f".{CHECKPOINT}.staged"
+    save_tensors(value, staged)
     try:
-        write_synced(value, temporary)
-        os.replace(temporary, path)
-        sync_names(path.parent)
-    except (OSError, RuntimeError) as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise UserError(
-            f"cannot save {path}: {reason(error)}; what was saved before is still good: make room and go on "
-            "with --resume"
-        ) from error
-
-
-def write_synced(value: Any, path: Path, mode: str = "wb") -> None:
-    """torch.save and fsync. OSError or RuntimeError where that fails; what is there then is no good.
-
-    The file's name needs `sync_names` to outlive a power failure. mode: "xb" where no file of that
-    name may be there.
-    """
-    with open(path, mode) as file:
-        torch.save(value, file)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_names(directory: Path) -> None:
-    """Have new names and renames of a directory outlive a power failure, where the file system can."""
-    with suppress(OSError):
-        fd = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
-
-def read_checked(path: Path) -> Any:
-    """torch.load of what torch.save wrote, on the CPU; any exception where a bit of it has changed.
-
-    The archive holds a CRC-32 of each tensor, at which torch.load does not look.
-    """
-    check_archive(path)
-    return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def check_archive(path: Path) -> None:
-    """Any exception where a bit of what torch.save wrote has changed, or the file is not there."""
-    with zipfile.ZipFile(path) as archive:
-        if damaged := archive.testzip():
-            raise ValueError(f"{damaged} has changed")
-
-
-def stage(run_dir: Path, state: State, next_round: int, versions: Sequence[int] = ()) -> None:
-    """Write the server's state at the start of round `next_round`, not yet as the checkpoint.
-
-    versions: the round of each client's own state (`client_state`).
-    """
-    tensors = {name: tensor.cpu().clone() for name, tensor in state.tensors().items()}
-    value = {"next_round": next_round, "state": tensors, "client_versions": list(versions)}
-    save_atomically(value, run_dir / STAGED)
-
-
-def commit(run_dir: Path) -> None:
-    """Make the staged state the checkpoint."""
-    try:
-        if (run_dir / NAME).exists():
-            os.replace(run_dir / NAME, run_dir / PREVIOUS)
-        os.replace(run_dir / STAGED, run_dir / NAME)
+        # Between the two renames `load` finds the previous one, which is the state of the round before.
+        with suppress(FileNotFoundError):
+            os.replace(run_dir / CHECKPOINT, run_dir / PREVIOUS)
+        os.replace(staged, run_dir / CHECKPOINT)
+        sync_names(run_dir)
     except OSError as error:
-        raise UserError(f"cannot save {error.filename2 or run_dir / NAME}: {reason(error)}") from error
-    sync_names(run_dir)
+        raise UserError(f"cannot save {run_dir / CHECKPOINT}: {reason(error)}") from error
 
 
-def load(run_dir: Path, state: State, check: Callable[[Sequence[int]], None]) -> tuple[int, list[list[int]]]:
-    """Fill `state` from the newest good checkpoint: (the round to go on with, 0: there is none; versions).
+def load(run_dir: Path, check: Callable[[Sequence[int]], None]) -> Checkpoint:
+    """The newest good checkpoint of a run.
 
-    versions: of each client, as this checkpoint names them, and as the one before it does.
-    check(versions) raises where a file that they name is no good. A damaged newest checkpoint, or one
-    that names a damaged file, gives its place to the previous one, which the next commit then keeps.
-    Raises UserError when there are checkpoints but none is good.
+    check(versions) raises where a client's file of these versions is no good. A damaged newest checkpoint,
+    or one that names a damaged file, gives its place to the previous one. Raises UserError when there are
+    checkpoints but none is good, or when one cannot be read just now.
     """
-    broken: list[str] = []
-    for name in (NAME, PREVIOUS):
+    damaged: list[str] = []
+    for name in (CHECKPOINT, PREVIOUS):
         if not (run_dir / name).exists():
             continue
         try:
-            saved = read_checked(run_dir / name)
+            saved = read_tensors(run_dir / name)
             check(saved["client_versions"])
-            for key, tensor in state.tensors().items():
-                tensor.copy_(saved["state"][key])
+            lines = list(saved["lines"])
         except Exception as error:  # a damaged file can fail in any way inside torch.load
             _raise_unless_damaged(run_dir / name, error)
-            broken.append(f"{name}: {error if isinstance(error, UserError) else type(error).__name__}")
+            damaged.append(f"{name}: {error if isinstance(error, UserError) else type(error).__name__}")
             continue
-        if broken:
-            print(f"fedproc_mpi: {run_dir}: {broken[0]}; going on from the checkpoint before", flush=True)
-            os.replace(run_dir / name, run_dir / NAME)
-        before = []
+        if damaged:
+            print(f"fedproc_mpi: {run_dir}: {damaged[0]}; going on from the checkpoint before", flush=True)
+            os.replace(run_dir / name, run_dir / CHECKPOINT)
+        previous: list[int] = []
         with suppress(Exception):  # missing, or damaged in any way: it names nothing that could be used
-            before = [versions_of(run_dir / PREVIOUS)]
-        return int(saved["next_round"]), [list(saved["client_versions"]), *before]
-    if broken:
-        raise UserError(f"{run_dir}: no checkpoint is whole ({'; '.join(broken)}); start a new run")
-    return 0, []
+            previous = versions_of(run_dir / PREVIOUS)
+        return Checkpoint(saved["next_round"], saved["state"], saved["client_versions"], previous, lines)
+    if damaged:
+        raise UserError(f"{run_dir}: no checkpoint is whole ({'; '.join(damaged)}); start a new run")
+    return Checkpoint()
+
+
+def versions_of(path: Path) -> list[int]:
+    """The clients' versions that a checkpoint names; of its tensors nothing is read."""
+    return list(torch.load(path, map_location="cpu", weights_only=True, mmap=True)["client_versions"])
 
 
 def _raise_unless_damaged(path: Path, error: Exception) -> None:
-    """A file that cannot be read just now is no reason to go back: what is newer would be deleted."""
+    """An I/O error is not corruption: falling back would delete newer, intact files."""
     cause = error.__cause__ or error
     # EINVAL: a damaged archive sends the reader to a place before the file's start.
     if isinstance(cause, OSError) and cause.errno not in (errno.ENOENT, errno.EINVAL):
@@ -136,8 +105,3 @@ def _raise_unless_damaged(path: Path, error: Exception) -> None:
         raise UserError(
             f"{what}: {reason(cause)}; try again, or move that file away to go on from the checkpoint before"
         ) from error
-
-
-def versions_of(path: Path) -> list[int]:
-    """The clients' versions that a checkpoint names; of its tensors nothing is read."""
-    return list(torch.load(path, map_location="cpu", weights_only=True, mmap=True)["client_versions"])

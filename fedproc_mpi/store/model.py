@@ -1,17 +1,37 @@
-"""A finished run's model, ready to predict."""
+"""model.pt: the final model, its writer and its reader."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedproc_mpi.config import read_json
 from fedproc_mpi.errors import UserError
-from fedproc_mpi.learn.flat import FlatModel
+from fedproc_mpi.learn.flat import FlatModel, list_sha256, tensors_sha256
 from fedproc_mpi.learn.models import build_model
-from fedproc_mpi.store.checkpoint import read_checked
-from fedproc_mpi.store.client_state import read_state
-from fedproc_mpi.store.records import CONFIG, MODEL
+from fedproc_mpi.store.clients import read_client
+from fedproc_mpi.store.files import CONFIG, MODEL, read_tensors, save_tensors
+
+PERSONAL = ("client_versions", "client_models")  # in place of a state_dict, where models are personal
+Tensors = Mapping[str, Tensor]
+
+
+def model_hashes(tensors: Tensors, prototypes: Tensors) -> tuple[str, str]:
+    """(model_sha256, weights_sha256) of one model: with the prototypes behind its tensors, and without."""
+    return tensors_sha256({**tensors, **prototypes}), tensors_sha256(tensors)
+
+
+def hashes_over_clients(hashes: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """The same over personal models, whose hashes are given in client order."""
+    models, weights = zip(*hashes, strict=True)
+    return list_sha256(models), list_sha256(weights)
+
+
+def save_model(run_dir: Path, model: Mapping[str, Any], entries: Tensors) -> None:
+    """Write model.pt: a state_dict, or the PERSONAL clients' versions and kinds; then the server's entries."""
+    save_tensors({**model, **{name: tensor.cpu().clone() for name, tensor in entries.items()}}, run_dir / MODEL)
 
 
 class Predictor(nn.Module):
@@ -53,7 +73,7 @@ def load_model(run_dir: str | Path, client: int | None = None) -> Predictor:
     if not path.is_file():
         raise UserError(f"{run_dir}: no model.pt; the run is not finished (--resume goes on)")
     try:
-        saved = read_checked(path)
+        saved = read_tensors(path)
     except Exception as error:  # a damaged file can fail in any way
         raise UserError(
             f"{path} cannot be read ({type(error).__name__}: {error}); delete it, and --resume makes it again"
@@ -63,7 +83,7 @@ def load_model(run_dir: str | Path, client: int | None = None) -> Predictor:
     data = config["data"]
     shape = (data["image_shape"][0], data["image_shape"][1], data["image_shape"][2])
     names = list(data["class_names"])
-    kinds = saved.get("client_models")
+    kinds = saved.get(PERSONAL[1])
     if kinds is None and client is not None:
         raise UserError(f"{run_dir}: all clients share one model; load_model(run_dir) gives it")
     if kinds is not None and (client is None or not 0 <= client < len(kinds)):
@@ -75,7 +95,7 @@ def load_model(run_dir: str | Path, client: int | None = None) -> Predictor:
     if client is None:
         model.load_state_dict(saved["state_dict"])
     else:
-        own = read_state(run_dir, client, saved["client_versions"][client])
+        own = read_client(run_dir, client, saved[PERSONAL[0]][client])
         FlatModel(model, config["channels_last"]).load(own["model"], own["counters"])
     predictor = Predictor(model, data["mean"], data["std"], names)
     predictor.prototypes_KD = saved.get("prototypes")

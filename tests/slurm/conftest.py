@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from data_prep.__main__ import main as data_prep
-from tests.conftest import ROOT, clean_environment, skip_or_fail
 from tests.slurm.cluster import Cluster, missing_programs
+from tests.support.processes import ROOT, clean_environment, skip_or_fail
 
 SMALL = ("--model", "small-cnn", "--local-epochs", "1", "--batch-size", "4", "--augment", "none")
 

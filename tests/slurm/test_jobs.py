@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, skip_or_fail, wait_for
 from tests.slurm.conftest import SMALL, Checkout
+from tests.support.processes import ROOT, skip_or_fail, wait_for
 
-pytestmark = pytest.mark.launches
 MPICH = Path(os.environ.get("FEDPROC_MPICH_VENV", ROOT / ".venv-mpich"))
 LIMIT = 20  # seconds in which a mistake is told
 
@@ -230,7 +229,14 @@ def test_an_interrupted_run_goes_on_when_submitted_again(checkout: Checkout) -> 
 
 
 def test_a_job_that_a_diverged_client_ended_goes_on_without_it(checkout: Checkout) -> None:
-    poison = ["--algorithm", str(ROOT / "tests" / "poison.py"), "--poisoned", "1", "--rounds", "3"]
+    poison = [
+        "--algorithm",
+        str(ROOT / "tests" / "support" / "poison.py"),
+        "--poisoned",
+        "1",
+        "--rounds",
+        "3",
+    ]
     flags = ["--ntasks=2", "jobs/cifar10_m10.slurm", *SMALL, *poison]
     code, log = checkout.finish(checkout.submit(*flags), 120)
     assert code == 3, log

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, clean_environment, command, finish, skip_or_fail
+from tests.support.processes import ROOT, clean_environment, command, finish, skip_or_fail
 
-pytestmark = pytest.mark.launches
-IN_PROCESS = ["tests/test_comm.py", "tests/test_sums.py", "tests/test_fedproc.py", "tests/test_client.py"]
+IN_PROCESS = ["tests/mpi", *(f"tests/unit/test_{name}.py" for name in ("sums", "fedproc", "client"))]
 
 
 def suite(python: str, ranks: int, files: list[str]) -> "subprocess.CompletedProcess[str]":
@@ -59,6 +58,6 @@ def test_smaller_set_on_mpich(ranks: int) -> None:
         env=clean_environment(),
     )
     assert "MPICH" in name.stdout
-    done = suite(str(python), ranks, ["tests/test_comm.py"])
+    done = suite(str(python), ranks, ["tests/mpi"])
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout

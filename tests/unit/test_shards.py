@@ -13,7 +13,7 @@ from data_prep import heldout, partition, sources
 from data_prep.__main__ import main as data_prep
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.shards import Shards
-from tests.conftest import make_shards
+from tests.support.files import make_shards
 
 
 @pytest.fixture

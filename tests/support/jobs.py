@@ -1,4 +1,4 @@
-"""Jobs that tests start: `python tests/jobs.py hashes SHARDS` runs several configs in one process per rank.
+"""Jobs that tests start: `python tests/support/jobs.py hashes SHARDS OUT` runs several configs in one process.
 
 One start of torch a rank is what costs the time, so the configs share it.
 """
@@ -24,7 +24,7 @@ CONFIGS = {
         "absent_class": "zeros",
         "sample_rate": 0.4,
     },
-    "batchnorm": {"algorithm": "fedavg", "model": "tests.small_models:WithBatchNorm"},
+    "batchnorm": {"algorithm": "fedavg", "model": "tests.support.small_models:WithBatchNorm"},
 }
 
 

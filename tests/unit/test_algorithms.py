@@ -1,7 +1,6 @@
-"""The algorithms' formulas on hand-sized cases (numbers worked out in the comments), what they fall back
-to, and the same hash for every number of ranks."""
+"""The algorithms' formulas on hand-sized cases (numbers worked out in the comments), and what they fall
+back to."""
 
-import json
 import math
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedproc_mpi import Config, UserError, algorithms, load_model, run
+from fedproc_mpi import Config, UserError, algorithms, run
 from fedproc_mpi.algorithms.fedavg import FedAvg
 from fedproc_mpi.algorithms.fedproto import FedProto, loss_proto
 from fedproc_mpi.algorithms.fedprox import FedProx
@@ -19,29 +18,11 @@ from fedproc_mpi.algorithms.solo import Solo
 from fedproc_mpi.config import flag
 from fedproc_mpi.learn.client import Batch, Round, Trainer
 from fedproc_mpi.learn.data import ClientData
-from fedproc_mpi.learn.flat import Entry, FlatModel, State, list_sha256, tensors_sha256
+from fedproc_mpi.learn.flat import Entry, FlatModel, State
 from fedproc_mpi.learn.sums import Diverged, Term, WeightedSums
-from tests.conftest import ROOT, call
-from tests.small_models import WithBatchNorm
-from tests.test_client import PlainBatches
-
-POISON = str(ROOT / "tests" / "poison.py")
-SMALL = {
-    "model": "tests.small_models:Normed",
-    "rounds": 3,
-    "local_epochs": 1,
-    "sample_rate": 0.6,
-    "checkpoint_every": 2,
-    "eval_every": 2,
-}
-CASES: dict[str, dict] = {
-    **{name: {"algorithm": name} for name in algorithms.names()},
-    "fedproto-two-kinds": {
-        "algorithm": "fedproto",
-        "client_models": "tests.small_models:Normed,tests.small_models:Wide",
-    },
-    "excluded": {"algorithm": POISON, "poisoned": "0,2", "on_diverged": "exclude", "sample_rate": 1.0},
-}
+from tests.support.cases import SMALL
+from tests.support.small_models import WithBatchNorm
+from tests.unit.test_client import PlainBatches
 
 
 class Line(nn.Module):
@@ -311,7 +292,7 @@ def test_wrong_options(name: str, options: dict, words: str) -> None:
 
 
 def test_client_models_need_one_width_of_z(shards: Path, tmp_path: Path) -> None:
-    models = "small-cnn,tests.small_models:Normed"
+    models = "small-cnn,tests.support.small_models:Normed"
     config = Config.create(
         algorithm="fedproto", client_models=models, shards=str(shards), run_dir=str(tmp_path)
     )
@@ -347,46 +328,3 @@ def test_scaffolds_c_is_the_mean_of_the_c_i_after_full_participation(shards: Pat
     control = torch.load(tmp_path / "r" / "checkpoint.pt")["state"]["control"]
     assert control.abs().max() > 1e-3
     torch.testing.assert_close(control, torch.stack(kept).mean(0), atol=1e-6, rtol=1e-5)
-
-
-PARTS = ("3-mpi", "5-mpi", "4-torch")
-
-
-@pytest.mark.launches
-def test_the_same_hash_on_every_number_of_ranks_and_transport(shards: Path, tmp_path: Path) -> None:
-    """Every algorithm with sampling, a BatchNorm model, two kinds of personal models, excluded clients."""
-    script = str(ROOT / "tests" / "run_on_ranks.py")
-    done = call([script, str(shards), str(tmp_path), *PARTS], tmp_path, ranks=5, timeout=300)
-    assert done.returncode == 0, done.stderr
-    on_ranks = [json.loads((tmp_path / f"hashes-{part}.json").read_text()) for part in PARTS]
-    for name, options in CASES.items():
-        config = {**SMALL, **options}
-        result = run(Config.create(shards=str(shards), run_dir=str(tmp_path / f"{name}-alone"), **config))
-        assert result is not None
-        expected = [result.summary["model_sha256"], result.summary["final_accuracy"]]
-        assert [found[name] for found in on_ranks] == [expected] * len(PARTS), name
-    lines = [
-        [json.loads(text) for text in (tmp_path / f"excluded-{n}" / "metrics.jsonl").read_text().splitlines()]
-        for n in ("alone", *PARTS)
-    ]
-    assert [[k for k, _ in line.get("excluded", [])] for line in lines[0]] == [[], [0, 2], []]
-    for other in lines[1:]:
-        for mine, theirs in zip(lines[0], other, strict=True):
-            for key in set(mine) - {"seconds", "round_seconds"}:
-                assert mine[key] == theirs[key], key
-    hash_is_over_the_clients_models(tmp_path / "fedproto-two-kinds-5-mpi")
-
-
-def hash_is_over_the_clients_models(run_dir: Path) -> None:
-    models = [load_model(run_dir, client=k) for k in range(5)]
-    kinds = {type(model.model).__name__ for model in models}
-    assert kinds == {"Normed", "Wide"}
-    digests = []
-    for model in models:
-        assert model.prototypes_KD is not None
-        digests.append(tensors_sha256({**model.model.state_dict(), "prototypes": model.prototypes_KD}))
-    summary = json.loads((run_dir / "summary.json").read_text())
-    assert summary["model_sha256"] == list_sha256(digests)
-    for client in (None, 5, -1):
-        with pytest.raises(UserError, match="each client has its own model"):
-            load_model(run_dir, client=client)

@@ -1,4 +1,4 @@
-"""mpirun -n N python run_on_ranks.py SHARDS OUT PART…: every case of test_algorithms on each PART.
+"""mpirun -n N python run_on_ranks.py SHARDS OUT PART…: every case of test_same_hash on each PART.
 
 A part is a number of ranks and a transport: 3-mpi.
 """
@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from fedproc_mpi import Config, run
 from fedproc_mpi.comm.mpi import MpiComm
-from tests.test_algorithms import CASES, SMALL
+from tests.support.cases import CASES, SMALL
 
 shards, out, *wanted = sys.argv[1:]
 world = MpiComm(MPI.COMM_WORLD)

@@ -1,4 +1,4 @@
-"""Models of a user's own, for `--model tests.small_models:Normed`."""
+"""Models of a user's own, for `--model tests.support.small_models:Normed`."""
 
 import torch
 import torch.nn.functional as F

@@ -13,11 +13,10 @@ import h5py
 import pytest
 
 from fedproc_mpi.comm import launch
-from tests.conftest import QUICK, ROOT, call, clean_environment, finish, kill_tree, start, wait_for
-from tests.jobs import CONFIGS
+from tests.support.jobs import CONFIGS
+from tests.support.processes import QUICK, ROOT, call, clean_environment, finish, kill_tree, start, wait_for
 
-pytestmark = pytest.mark.launches
-JOBS = str(ROOT / "tests" / "jobs.py")
+JOBS = str(ROOT / "tests" / "support" / "jobs.py")
 
 
 @pytest.fixture(scope="module")

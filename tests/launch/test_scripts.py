@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from fedproc_mpi.config import PRESET_DIR, load_preset
-from tests.conftest import ROOT, activated, clean_environment, make_shards
+from tests.support.files import make_shards
+from tests.support.processes import ROOT, activated, clean_environment
 
-pytestmark = pytest.mark.launches
 PRESETS = {p.stem: file for p in PRESET_DIR.glob("*.toml") if (file := load_preset(p.stem).get("shards"))}
 
 

@@ -22,7 +22,7 @@ from fedproc_mpi.learn.flat import Entry, State
 from fedproc_mpi.shards import Shards
 from fedproc_mpi.store import checkpoint, records
 from fedproc_mpi.store.records import differences, own_files
-from tests.conftest import with_one_bit_changed
+from tests.support.files import with_one_bit_changed
 
 QUICK = {"rounds": 4, "local_epochs": 1, "batch_size": 32}
 
@@ -326,7 +326,7 @@ def test_bare_resume_takes_the_newest_unfinished_run_of_the_config(
 
 
 def test_resume_notices_other_shards(finished: Result, tmp_path: Path) -> None:
-    from tests.conftest import make_shards
+    from tests.support.files import make_shards
 
     with pytest.raises(UserError, match="the shards' contents changed"):
         run_once(make_shards(tmp_path, clients=4), finished.run_dir, resume=True)

@@ -1,0 +1,175 @@
+"""What one rank holds during a run: built and checked from the config, the same on every rank."""
+
+import dataclasses
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fedproc_mpi import algorithms
+from fedproc_mpi.algorithms.base import Algorithm
+from fedproc_mpi.clock import Clock
+from fedproc_mpi.comm import Comm
+from fedproc_mpi.config import Config
+from fedproc_mpi.errors import UserError
+from fedproc_mpi.learn.client import Tensors, Trainer
+from fedproc_mpi.learn.cohort import assign, cohort_size
+from fedproc_mpi.learn.data import Batches, Clients
+from fedproc_mpi.learn.flat import Entry, FlatModel, State
+from fedproc_mpi.learn.models import build_model, check_norm, embedding_size
+from fedproc_mpi.learn.seeds import seed_for
+from fedproc_mpi.placement import devices
+from fedproc_mpi.placement.devices import Placement
+from fedproc_mpi.placement.transport import connect_transport
+from fedproc_mpi.shards import Shards
+from fedproc_mpi.store.files import check_archive
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank's part of a run.
+
+    config: complete, with the device that was found and the algorithm's options. placements: of all ranks,
+    on rank 0 alone. trainers: by kind of model. state: what the server sends; it holds w⁰ on rank 0. clock:
+    the seconds of this rank's clients.
+    """
+
+    config: Config
+    comm: Comm
+    placements: Sequence[Placement] | None
+    shards: Shards
+    algorithm: Algorithm
+    clients: Clients
+    trainers: Mapping[str, Trainer]
+    state: State
+    clock: Clock
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank computes."""
+        return self.state.buffer.device
+
+    @property
+    def trainer(self) -> Trainer:
+        """The first client's trainer; the only one where all clients have one kind of model."""
+        return self.trainer_of(0)
+
+    def trainer_of(self, client: int) -> Trainer:
+        """This rank's trainer for the client's kind of model."""
+        return self.trainers[self.algorithm.model_of(self.config, client)]
+
+    def share_of_all(self) -> list[int]:
+        """This rank's share of all clients."""
+        everyone = range(len(self.clients))
+        return assign(everyone, self.clients.sizes, self.comm.client_ranks)[self.comm.rank]
+
+    def first_kept(self, client: int) -> dict[str, torch.Tensor]:
+        """What a client starts with: a model drawn for it, where models are personal."""
+        if not self.algorithm.personal:
+            return {}
+        kind = self.algorithm.model_of(self.config, client)
+        module = _build(kind, client, self.config, self.shards, self.config.init)
+        model = FlatModel(module, self.config.channels_last)
+        return {"model": model.vector_S, "counters": model.counters_N}
+
+
+def set_up(config: Config, comm: Comm) -> Rank:
+    """Build and check a rank. Collective; raises UserError, agreed, when anything is wrong on any rank.
+
+    Where the ranks take another transport than `comm`, the Rank's comm is a new one, to be closed.
+    """
+    placement = devices.set_up(config, comm)
+    placements = comm.collect(placement)
+    kind = None if placements is None else placements[comm.client_ranks[0]].device.type
+    # What `auto` found becomes part of the record: going on elsewhere would give another result.
+    config = dataclasses.replace(config, device=comm.share(kind))
+    with comm.agreed():
+        algorithm = algorithms.build(config.algorithm, config.options)
+        config = config.with_options(algorithm.options())
+        shards = _open_shards(config, comm)
+        clients = Clients(shards, placement.device, config.channels_last, config.data_cache_mb * 10**6)
+        clock = Clock()
+        trainers = _trainers(config, comm, algorithm, shards, placement.device, clock)
+        state = _first_state(algorithm, trainers[algorithm.model_of(config, 0)])
+        if comm.rank == 0:
+            algorithm.start(state, config.seed)
+    connected = connect_transport(comm, config.transport, config.cuda_aware, placement, placements)
+    return Rank(config, connected, placements, shards, algorithm, clients, trainers, state, clock)
+
+
+def _open_shards(config: Config, comm: Comm) -> Shards:
+    """The shards, of which each client rank has checked its share of the clients, and rank 0 the test set."""
+    shards = Shards(config.shards_copy or config.shards)
+    if cohort_size(shards.num_clients, config.sample_rate) < 1:
+        raise UserError(
+            f"--sample-rate {config.sample_rate} of {shards.num_clients} clients draws none; "
+            f"at least {1 / shards.num_clients:g}"
+        )
+    if comm.rank in comm.client_ranks:
+        ranks = comm.client_ranks
+        for client in range(ranks.index(comm.rank), shards.num_clients, len(ranks)):
+            shards.verify_client(client)
+    if comm.rank == 0:
+        shards.verify_test()
+    return shards
+
+
+def _trainers(
+    config: Config, comm: Comm, algorithm: Algorithm, shards: Shards, device: torch.device, clock: Clock
+) -> dict[str, Trainer]:
+    """A trainer per kind of model; all kinds give z of one width."""
+    kinds = dict.fromkeys(algorithm.model_of(config, k) for k in range(shards.num_clients))
+    check_norm(kinds, config.norm)
+    batches = Batches(shards, config.augment, device)
+    # The server's broadcast brings --init to the others.
+    init = config.init if algorithm.personal or comm.rank == 0 else ""
+    trainers: dict[str, Trainer] = {}
+    for kind in kinds:
+        module = _build(kind, 0, config, shards, init)
+        width = embedding_size(module, shards.header.image_shape)
+        model = FlatModel(module.to(device), config.channels_last)
+        trainers[kind] = Trainer(config, model, batches, shards.num_classes, width, clock)
+        first = next(iter(trainers.values()))
+        if width != first.embedding:
+            raise UserError(
+                f"model {kind}: z has {width} values, the first client's has {first.embedding}; all clients' "
+                "models need the same"
+            )
+    return trainers
+
+
+def _first_state(algorithm: Algorithm, trainer: Trainer) -> State:
+    """Room for what the server sends, with w⁰ in it."""
+    model = trainer.model
+    shared: Tensors = {} if algorithm.personal else {"model": model.vector_S, "counters": model.counters_N}
+    entries = {name: Entry(tuple(tensor.shape), tensor.dtype) for name, tensor in shared.items()}
+    state = State(entries | algorithm.entries(trainer), model.vector_S.device)
+    for name, tensor in shared.items():
+        state[name].copy_(tensor)
+    return state
+
+
+def _build(kind: str, client: int, config: Config, shards: Shards, init: str) -> torch.nn.Module:
+    """A new model with w⁰; personal models are drawn per client. init: a file of weights, or ''."""
+    seed = seed_for(config.seed, "model", client=client)
+    shape, classes = shards.header.image_shape, shards.num_classes
+    module = build_model(kind, shape, classes, config.normalize_z, seed, config.norm)
+    if init:
+        _load_init(module, init)
+    return module
+
+
+def _load_init(module: torch.nn.Module, path: str) -> None:
+    try:
+        if zipfile.is_zipfile(path):  # as all but files from before torch 1.6 are
+            check_archive(Path(path))
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        module.load_state_dict(saved.get("state_dict", saved))
+    except Exception as error:  # a foreign file can fail in any way inside torch.load
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"--init {path}: cannot be loaded into this model: {reason}") from error
+    for name, tensor in module.state_dict().items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise UserError(f"--init {path}: {name} holds values that are not finite")

@@ -1,0 +1,188 @@
+"""What the ranks do in a round, step by step. `federated` puts the steps in Algorithm 1's order."""
+
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from torch import Tensor
+
+from fedproc_mpi.errors import Stopped, TrainingFailed
+from fedproc_mpi.learn.client import Round, Task
+from fedproc_mpi.learn.cohort import Speeds
+from fedproc_mpi.learn.evaluation import Evaluator, accuracies, add_counts
+from fedproc_mpi.learn.sums import Diverged, WeightedSums
+from fedproc_mpi.rank import Rank
+from fedproc_mpi.store.run import RunStore
+
+
+@dataclass
+class Report:
+    """What a rank tells the server of its clients' round.
+
+    kept: the clients that keep something for their next round. diverged: clients and what happened. seconds:
+    by phase. signal: one that asked the run to stop, or 0.
+    """
+
+    samples: int = 0
+    kept: list[int] = field(default_factory=list)
+    diverged: list[tuple[int, str]] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    signal: int = 0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the server makes of the reports, the same on every rank.
+
+    failed: why training cannot go on, or ''. excluded: the clients that diverged. speeds: of the client
+    ranks, relative. slowest: seconds by phase of the rank that worked longest.
+    """
+
+    failed: str
+    excluded: list[tuple[int, str]]
+    kept: list[int]
+    stop: int
+    speeds: list[float]
+    slowest: dict[str, float]
+
+    def facts(self) -> dict[str, Any]:
+        """What metrics.jsonl records of it."""
+        return {"excluded": self.excluded} if self.excluded else {}
+
+
+class StopSignal:
+    """Remembers a signal that asked the run to stop; the round is finished first."""
+
+    number = 0
+
+    def __call__(self, number: int, frame: FrameType | None = None) -> None:
+        self.number = number
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """SIGTERM and SIGUSR1 come here; afterwards they mean what they meant before."""
+        before: dict[int, Any] = {}
+        try:
+            for number in (signal.SIGTERM, signal.SIGUSR1):
+                before[number] = signal.signal(number, self)
+        except ValueError:  # not the main thread, as in some notebooks: signals keep their meaning
+            pass
+        try:
+            yield
+        finally:
+            for which, handler in before.items():
+                signal.signal(which, handler)
+
+
+def start_state(rank: Rank, store: RunStore) -> None:
+    """w⁰ and c⁰ on every rank (Alg. 1 l.3), or the checkpoint's state. Collective.
+
+    Raises TrainingFailed where a client's class means are not finite.
+    """
+    algorithm, comm, state = rank.algorithm, rank.comm, rank.state
+    comm.broadcast(state.buffer)
+    groups = algorithm.start_groups(rank.trainer, rank.clients.sizes)
+    if store.first_round or not groups:
+        return
+    sums, r = WeightedSums(groups, rank.device), Round(-1, rank.config.rounds, len(rank.clients))
+    with comm.agreed():
+        for k in rank.share_of_all():
+            task = Task(rank.clients[k], state.tensors(), {}, r, rank.trainer)
+            try:
+                sums.add(k, algorithm.start_terms(task))
+            except Diverged as error:
+                raise TrainingFailed(f"before the first round: {error}") from error
+    comm.reduce(sums.buffer)
+    if comm.rank == 0:
+        algorithm.start_update(state, sums)
+    for name in algorithm.entries(rank.trainer):
+        comm.broadcast(state[name])
+
+
+def train(
+    rank: Rank, store: RunStore, mine: Sequence[int], sums: WeightedSums, r: Round, stop: StopSignal
+) -> Report:
+    """Train this rank's clients, their terms into the sums (Alg. 1 l.7-8 and l.12-23)."""
+    report, before = Report(), dict(rank.clock.seconds)
+    for k in mine:
+        task = Task(rank.clients[k], rank.state.tensors(), store.clients.load(k), r, rank.trainer_of(k))
+        try:
+            terms, kept = rank.algorithm.client_update(task)
+            sums.add(k, terms)
+        except Diverged as error:
+            report.diverged.append((k, str(error)))
+            if rank.config.on_diverged == "stop":
+                break
+            continue
+        if kept:
+            store.clients.save(k, r.t, kept)
+            report.kept.append(k)
+        report.samples += task.num_examples
+    report.signal = stop.number
+    report.seconds = {k: v - before.get(k, 0.0) for k, v in rank.clock.seconds.items()}
+    return report
+
+
+def judge(rank: Rank, reports: Sequence[Report], cohort: Sequence[int], speeds: Speeds) -> Verdict:
+    """What the server makes of the reports. On rank 0."""
+    if len(rank.trainers) == 1:  # with unequal models samples per second do not tell a rank's speed
+        for number, report in enumerate(reports):
+            speeds.observe(number, report.samples, sum(report.seconds.values()))
+    diverged = sorted(entry for report in reports for entry in report.diverged)
+    failed = ""
+    if diverged and rank.config.on_diverged == "stop":
+        failed = f"{diverged[0][1]}; --resume --on-diverged exclude goes on without it"
+    elif len(diverged) == len(cohort):
+        failed = f"every client of the cohort diverged; the first: {diverged[0][1]}"
+    return Verdict(
+        failed,
+        diverged,
+        sorted(k for report in reports for k in report.kept),
+        next((report.signal for report in reports if report.signal), 0),
+        speeds.estimate(),
+        max((report.seconds for report in reports), key=lambda seconds: sum(seconds.values())),
+    )
+
+
+def settle(verdict: Verdict, store: RunStore, t: int, speeds: Speeds) -> None:
+    """What the verdict means on every rank. Raises TrainingFailed, agreed."""
+    if verdict.failed:
+        raise TrainingFailed(f"round {t}: {verdict.failed}", agreed=True)
+    speeds.relative = verdict.speeds
+    store.clients.advance(verdict.kept, t)
+
+
+def evaluate(
+    rank: Rank, store: RunStore, evaluator: Evaluator, mine: Sequence[int], t: int
+) -> dict[str, float] | None:
+    """Both views of accuracy (`evaluation.accuracies`), on rank 0; None elsewhere. Collective.
+
+    mine: this rank's clients of the round, whose models count where models are personal; after the last
+    round all clients' do. None too where round t is not to be evaluated.
+    """
+    last = t + 1 == rank.config.rounds
+    if not last and (t + 1) % rank.config.eval_every:
+        return None
+
+    def scores(z_BD: Tensor) -> Tensor | None:
+        return rank.algorithm.prototype_scores(z_BD, rank.state)
+
+    if rank.algorithm.personal:
+        mine = [evaluator.count_personal(store.personal_trainer(k), k, scores) for k in (rank.share_of_all() if last else mine)]
+    else:
+        rank.trainer.model.load(rank.state["model"], rank.state["counters"])
+        mine = [evaluator.count(rank.trainer, scores)]
+    counts = rank.comm.collect(add_counts(mine))
+    if counts is None:
+        return None
+    return accuracies(add_counts(counts), rank.shards.num_test, evaluator.own_sizes())
+
+
+def stop_where_asked(verdict: Verdict, t: int) -> None:
+    """Raises Stopped, agreed, where a signal asked for it."""
+    if verdict.stop:
+        name = signal.Signals(verdict.stop).name
+        raise Stopped(f"stopped by {name} after round {t}; --resume goes on", agreed=True)

@@ -1,0 +1,83 @@
+"""How a run's files are written and read: whole or not at all, and no changed bit goes unnoticed."""
+
+import json
+import os
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from fedproc_mpi.errors import UserError, reason
+
+CONFIG, METRICS, SUMMARY, MODEL = "config.json", "metrics.jsonl", "summary.json", "model.pt"
+CHECKPOINT, PREVIOUS = "checkpoint.pt", "checkpoint.prev.pt"
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write into, which becomes `path` at the end: temporary name, fsync, rename.
+
+    Whenever the process is killed, `path` is the old file or the new one. The rename is made to outlive a
+    power failure. Raises UserError where the disk is full or the directory cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_names(path.parent)
+    except (OSError, RuntimeError) as error:  # torch wraps what the system says in a RuntimeError
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise UserError(
+            f"cannot save {path}: {reason(error)}; mend that (make room), and --resume goes on from the last "
+            "checkpoint"
+        ) from error
+
+
+def save_tensors(value: Any, path: Path) -> None:
+    """torch.save into `path`. Raises UserError as `replacing` does."""
+    with replacing(path) as file:
+        torch.save(value, file)
+
+
+def save_text(text: str, path: Path) -> None:
+    """UTF-8 text into `path`. Raises UserError as `replacing` does."""
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+def save_json(value: Mapping[str, Any], path: Path) -> None:
+    """A JSON object into `path`, a key per line. Raises UserError as `replacing` does."""
+    save_text(json.dumps(value, indent=1) + "\n", path)
+
+
+def read_tensors(path: Path) -> Any:
+    """torch.load of what `save_tensors` wrote, on the CPU; any exception where a bit of it has changed."""
+    check_archive(path)
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def check_archive(path: Path) -> None:
+    """Any exception where a bit of what torch.save wrote has changed, or the file is not there.
+
+    The archive holds a CRC-32 of each tensor, at which torch.load does not look.
+    """
+    with zipfile.ZipFile(path) as archive:
+        if damaged := archive.testzip():
+            raise ValueError(f"{damaged} has changed")
+
+
+def sync_names(directory: Path) -> None:
+    """Have new names and renames of a directory outlive a power failure, where the file system can."""
+    with suppress(OSError):
+        fd = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

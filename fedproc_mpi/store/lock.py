@@ -1,0 +1,80 @@
+"""One lock per run directory: of two processes or jobs that would write one, the second is refused."""
+
+import os
+import socket
+from pathlib import Path
+
+from filelock import OwnerRecord, SoftFileLease, Timeout
+
+from fedproc_mpi.errors import UserError
+
+NAME = "lock"
+# The lock is a file made with O_EXCL, which NFS and Lustre can do where they refuse flock. The holder
+# touches it every third of this time. Once it lay untouched for this long, by another host's own clock, its
+# holder counts as dead. On one host the process itself is looked at, and a dead one's lock is free at once.
+LEASE_SECONDS = 30.0
+
+
+class RunLock:
+    """Holds `RUN/lock` until `release`. On rank 0.
+
+    Raises UserError, naming host and process, where another process holds it and is alive.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._lease = SoftFileLease(run_dir / NAME, lease_duration=LEASE_SECONDS)
+        before = self._lease.owner
+        try:
+            self._lease.acquire(timeout=0)
+        except Timeout:
+            if before is not None and _runs_here(before):
+                raise self._refusal(before) from None
+            print(f"fedproc_mpi: {run_dir} is locked by {_words(before)}; is it alive? …", flush=True)
+            try:
+                self._lease.acquire(timeout=LEASE_SECONDS + 5)
+            except Timeout:
+                raise self._refusal(self._lease.owner) from None
+        if before is not None:
+            print(f"fedproc_mpi: {run_dir}: {_words(before)} is dead; took over its lock", flush=True)
+
+    def check(self) -> None:
+        """Raise UserError where another process took the lock over, since this one slept for too long."""
+        if self._lease.compromise is not None:
+            raise UserError(
+                f"{self._run_dir}: while this process stood still, {_words(self._lease.owner)} took the run "
+                "over; nothing more is written here"
+            )
+
+    def release(self) -> None:
+        """Let others write the run directory."""
+        self._lease.release()
+
+    def _refusal(self, owner: OwnerRecord | None) -> UserError:
+        return UserError(
+            f"{self._run_dir} is being written by {_words(owner)}; wait for its end, or choose another "
+            f"--run-dir (if no such process runs, delete {self._run_dir / NAME})"
+        )
+
+
+def _runs_here(owner: OwnerRecord) -> bool:
+    """Whether this host has a process of that number."""
+    if _host(owner) != socket.gethostname():
+        return False
+    try:
+        os.kill(owner.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
+
+
+def _host(owner: OwnerRecord) -> str:
+    return owner.hostname.split("?")[0]  # in a container filelock appends what tells it from others
+
+
+def _words(owner: OwnerRecord | None) -> str:
+    if owner is None:
+        return "an unknown process"
+    return f"process {owner.pid} on {_host(owner)}"

@@ -1,0 +1,179 @@
+"""The one owner of what a run leaves: opened at its start, saved to once a round, finished at its end."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+
+from fedproc_mpi.clock import Clock
+from fedproc_mpi.errors import UserError
+from fedproc_mpi.rank import Rank
+from fedproc_mpi.store import checkpoint, metrics
+from fedproc_mpi.store.checkpoint import Checkpoint
+from fedproc_mpi.store.clients import NONE, ClientFiles, verify_clients
+from fedproc_mpi.store.files import METRICS, SUMMARY, save_json, save_text
+from fedproc_mpi.store.lock import RunLock
+from fedproc_mpi.store.model import PERSONAL, hashes_over_clients, model_hashes, save_model
+from fedproc_mpi.store.rundir import RunDir, environment, open_run_dir
+
+
+@dataclass(frozen=True)
+class Result:
+    """What `run` returns on rank 0: the run directory, the summary, the rounds' lines."""
+
+    run_dir: Path
+    summary: dict[str, Any]
+    metrics: list[dict[str, Any]]
+
+
+class RunStore:
+    """A run's directory, as all ranks use it: rank 0 writes the run's files, a client's rank the client's.
+
+    first_round: the round to go on with. finished: the run was done before, and nothing is written. clients:
+    what clients keep. lines: those of metrics.jsonl, on rank 0.
+    """
+
+    def __init__(self, rank: Rank) -> None:
+        """Open or make the directory; on rank 0 fill the state from the checkpoint, where there is one.
+
+        Collective; raises UserError, agreed, when it holds another run, is being written by another process,
+        or cannot be written.
+        """
+        self._rank = rank
+        self._lock: RunLock | None = None
+        found = Checkpoint()
+        opened: tuple[Path, bool, int, Sequence[int]] | None = None
+        with rank.comm.agreed():
+            if rank.comm.rank == 0:
+                run_dir, found = self._open()
+                opened = run_dir.path, run_dir.finished, found.next_round, found.versions
+        self.run_dir, self.finished, self.first_round, versions = rank.comm.share(opened)
+        self.lines = list(found.lines)
+        self._kept_versions = [list(v) for v in (found.versions, found.previous_versions) if v]
+        self.clients = ClientFiles(
+            self.run_dir,
+            versions or [NONE] * len(rank.clients),
+            rank.device,
+            rank.config.client_cache_mb * 10**6,
+            rank.first_kept,
+            rank.clock,
+        )
+        if rank.comm.rank == 0 and not self.finished:
+            self.clients.scan()
+            self.clients.collect_garbage(self._kept_versions)
+
+    def _open(self) -> tuple[RunDir, Checkpoint]:
+        rank, found = self._rank, Checkpoint()
+        assert rank.placements is not None
+        run_dir = open_run_dir(rank.config, rank.shards, environment(rank.comm.name, rank.placements))
+        self._lock = run_dir.lock
+        if run_dir.finished:
+            return run_dir, found
+        try:
+            if rank.config.resume:
+                found = checkpoint.load(run_dir.path, lambda versions: verify_clients(run_dir.path, versions))
+                for name, tensor in found.state.items():
+                    rank.state[name].copy_(tensor)
+            # What a killed run wrote after its last checkpoint is done again.
+            save_text("".join(metrics.text(line) for line in found.lines), run_dir.path / METRICS)
+        except UserError:
+            self.close()
+            raise
+        return run_dir, found
+
+    def save(self, line: dict[str, Any], commit: bool) -> None:
+        """What a round leaves. commit: as a checkpoint as well. On rank 0; UserError where that fails.
+
+        The seconds of the checkpoint are part of the round's line, so they get into it afterwards: in the
+        checkpoint itself the last line lacks them.
+        """
+        assert self._lock is not None
+        self._lock.check()
+        self.lines.append(line)
+        clock = Clock()
+        if commit:
+            versions = list(self.clients.versions)
+            state = self._rank.state.tensors()
+            checkpoint.save(self.run_dir, line["round"] + 1, state, versions, self.lines)
+            self._kept_versions = [versions, *self._kept_versions][:2]
+        clock.mark("checkpoint")
+        line["seconds"]["checkpoint"] = round(clock.total, 4)
+        line["round_seconds"] = round(line["round_seconds"] + clock.total, 4)
+        metrics.append_line(self.run_dir, line)
+        self.clients.collect_garbage(self._kept_versions)
+
+    def finish(self, **facts: Any) -> Result | None:
+        """Write model.pt and summary.json; the result on rank 0. Collective."""
+        hashes = self._save_personal_models() if self._rank.algorithm.personal else self._save_model()
+        if hashes is None:
+            return None
+        facts |= dict(zip(("model_sha256", "weights_sha256"), hashes, strict=True))
+        facts["resumed_at_round"] = self.first_round or None
+        summary = metrics.summarise(self._rank.config, self.lines, **facts)
+        save_json(summary, self.run_dir / SUMMARY)
+        return Result(self.run_dir, summary, self.lines)
+
+    def finished_result(self) -> Result | None:
+        """The result of a run that was finished before. On rank 0, None elsewhere."""
+        if self._rank.comm.rank != 0:
+            return None
+        return Result(self.run_dir, metrics.read_summary(self.run_dir), metrics.read_metrics(self.run_dir))
+
+    def _save_model(self) -> tuple[str, str] | None:
+        """The global model and its hashes, on rank 0."""
+        rank, state, model = self._rank, self._rank.state, self._rank.trainer.model
+        if rank.comm.rank != 0:
+            return None
+        model.load(state["model"], state["counters"])
+        tensors = {k: v.cpu().contiguous().clone() for k, v in model.module.state_dict().items()}
+        save_model(self.run_dir, {"state_dict": tensors}, self._entries())
+        return model_hashes(tensors, self._prototypes())
+
+    def _save_personal_models(self) -> tuple[str, str] | None:
+        """The clients' models stay in their files; model.pt names them. Hashes on rank 0. Collective."""
+        rank, versions = self._rank, self.clients.versions
+        mine: dict[int, tuple[str, str]] = {}
+        never_drawn = {k for k, version in enumerate(versions) if version == NONE}
+        for k in rank.share_of_all():
+            if k in never_drawn:  # what it starts with is its model
+                self.clients.save(k, rank.config.rounds, self.clients.load(k))
+            mine[k] = model_hashes(self.personal_trainer(k).model.module.state_dict(), self._prototypes())
+        reports = rank.comm.collect(mine)
+        self.clients.advance(never_drawn, rank.config.rounds)
+        if reports is None:
+            return None
+        by_client = {k: hashes for report in reports for k, hashes in report.items()}
+        kinds = [rank.algorithm.model_of(rank.config, k) for k in range(len(versions))]
+        named = dict(zip(PERSONAL, (list(versions), kinds), strict=True))
+        save_model(self.run_dir, named, self._entries())
+        return hashes_over_clients([by_client[k] for k in sorted(by_client)])
+
+    def personal_trainer(self, client: int) -> Any:
+        """The trainer of a client's kind, with the client's own model loaded."""
+        trainer, kept = self._rank.trainer_of(client), self.clients.load(client)
+        trainer.model.load(kept["model"], kept["counters"])
+        return trainer
+
+    def _entries(self) -> dict[str, Tensor]:
+        """What the server holds besides the model."""
+        return {k: v for k, v in self._rank.state.tensors().items() if k not in ("model", "counters")}
+
+    def _prototypes(self) -> dict[str, Tensor]:
+        return {k: v for k, v in self._entries().items() if k == "prototypes"}
+
+    def close(self) -> None:
+        """Let others write the directory."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def __enter__(self) -> "RunStore":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

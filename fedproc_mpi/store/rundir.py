@@ -1,0 +1,197 @@
+"""The run directory: which one a run writes, and what makes two runs the same. On rank 0."""
+
+import dataclasses
+import hashlib
+import importlib.util
+import itertools
+import json
+import platform
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedproc_mpi.config import FIELD_DEFAULTS, Config, flag, read_json
+from fedproc_mpi.errors import UserError
+from fedproc_mpi.placement.devices import Placement
+from fedproc_mpi.shards import Shards
+from fedproc_mpi.store.files import CHECKPOINT, CONFIG, METRICS, MODEL, PREVIOUS, SUMMARY, save_json
+from fedproc_mpi.store.lock import RunLock
+
+TOP = Path("runs")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunDir:
+    """The directory of a run. lock: held by this process; None where the run is finished."""
+
+    path: Path
+    lock: RunLock | None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run was done before: nothing is written."""
+        return self.lock is None
+
+
+def open_run_dir(config: Config, shards: Shards, environment: Mapping[str, Any]) -> RunDir:
+    """The directory of this run, made if need be, and locked unless the run is finished.
+
+    A new one without --resume; with it, --run-dir or the newest unfinished run of the same config.
+    Raises UserError when the directory holds another run, is being written, or cannot be written.
+    """
+    found = _existing(config, shards.fingerprint)
+    if found is not None and is_finished(found):
+        return RunDir(found, None)
+    path = found or (Path(config.run_dir) if config.run_dir else None)
+    lock = None
+    try:
+        if path is None:
+            path = _new_directory(config)
+        path.mkdir(parents=True, exist_ok=True)
+        lock = RunLock(path)
+        record = _resumed_record(path, config, environment) if found else _record(config, shards, environment)
+        save_json(record, path / CONFIG)
+    except (OSError, UserError) as error:
+        if lock is not None:
+            lock.release()
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path or TOP}: cannot write there: {error.strerror}") from error
+    return RunDir(path, lock)
+
+
+def is_finished(run_dir: Path) -> bool:
+    """Whether all that a run leaves is there."""
+    return (run_dir / SUMMARY).exists() and (run_dir / MODEL).exists()
+
+
+def _existing(config: Config, fingerprint: str) -> Path | None:
+    """The run to go on with; None: this is a new one."""
+    if not config.run_dir:
+        return _newest_unfinished(config, fingerprint) if config.resume else None
+    path = Path(config.run_dir)
+    if not (path / CONFIG).exists():
+        traces = (SUMMARY, CHECKPOINT, PREVIOUS, METRICS)
+        if others := [name for name in traces if (path / name).exists()]:
+            raise UserError(f"{path} holds {', '.join(others)} of a run, but no {CONFIG}: choose another")
+        return None
+    if not config.resume:
+        state = "a finished run" if is_finished(path) else "an unfinished run"
+        raise UserError(f"{path} already holds {state}; add --resume to go on, or choose another")
+    if differing := differences(path, config, fingerprint):
+        raise UserError(f"{path}: --resume with a config that differs: {differing}")
+    return path
+
+
+def _newest_unfinished(config: Config, fingerprint: str) -> Path | None:
+    unfinished = [p.parent for p in TOP.glob(f"*/{CONFIG}") if not is_finished(p.parent)]
+    unfinished.sort(key=lambda p: ((p / CONFIG).stat().st_mtime, p.name), reverse=True)
+    differing = {path: differences(path, config, fingerprint) for path in unfinished}
+    same = [path for path, difference in differing.items() if not difference]
+    if unfinished and not same:
+        newest = unfinished[0]
+        raise UserError(f"--resume: no unfinished run of this config; {newest} differs: {differing[newest]}")
+    return same[0] if same else None
+
+
+def _new_directory(config: Config) -> Path:
+    """Made here, so that of two runs that start in the same second each gets its own."""
+    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{Path(config.algorithm).stem}-{Path(config.shards).stem}"
+    for i in itertools.count():
+        path = TOP / (f"{stem}-{i}" if i else stem)
+        with suppress(FileExistsError):
+            path.mkdir(parents=True)
+            return path
+    raise AssertionError
+
+
+# ---- config.json -----------------------------------------------------------------------------------------
+
+
+def _record(config: Config, shards: Shards, environment: Mapping[str, Any]) -> dict[str, Any]:
+    """What config.json holds: all that the result depends on, and where the run was started."""
+    header = dataclasses.asdict(shards.header) | {"fingerprint": shards.fingerprint}
+    own = {**config.flat(), "run_dir": "", "resume": False, "shards_copy": ""}
+    return own | {"data": header, "files": own_files(config), "environment": environment}
+
+
+def _resumed_record(run_dir: Path, config: Config, environment: Mapping[str, Any]) -> dict[str, Any]:
+    """The run's record, which now tells where it goes on as well as where it ran before."""
+    record = read_json(run_dir / CONFIG)
+    before = record.get("environment", {})
+    earlier = before.pop("earlier", [])
+    if before != json.loads(json.dumps(environment)):
+        earlier = [*earlier, before]
+    now = {**environment, "earlier": earlier} if earlier else environment
+    return {**record, "on_diverged": config.on_diverged, "environment": now}
+
+
+def differences(run_dir: Path, config: Config, fingerprint: str) -> str:
+    """The result fields in which a run's config differs, in words; '' where there is none.
+
+    A run records the device that its ranks found; where they have not looked yet, `auto` differs from none.
+    As long as --on-diverged stop has not stopped a run, `exclude` would have given the same.
+    """
+    old = {**FIELD_DEFAULTS, **read_json(run_dir / CONFIG)}  # a field may be younger than the run
+    words = [
+        f"{flag(key)} was {old.get(key)!r}, now {value!r}"
+        for key, value in config.result_fields().items()
+        if old.get(key) != value
+        and not (key == "device" and "auto" in (old.get(key), value))
+        and not (key == "on_diverged" and (old.get(key), value) == ("stop", "exclude"))
+    ]
+    if old.get("data", {}).get("fingerprint") != fingerprint:
+        words.append("the shards' contents changed")
+    before = old.get("files", {})
+    words += [
+        f"{name} has changed" for name, sha in own_files(config).items() if before.get(name, sha) != sha
+    ]
+    return "; ".join(words)
+
+
+def own_files(config: Config) -> dict[str, str]:
+    """SHA-256 of the user's own files on which the result depends as well: algorithm, models, --init."""
+    found = {}
+    for key, value in config.result_fields().items():
+        for word in value.split(",") if isinstance(value, str) else ():
+            path = Path(word) if word.endswith(".py") or key == "init" else _module_file(word)
+            if path is not None and path.is_file():
+                found[word] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+def _module_file(word: str) -> Path | None:
+    """The file of `module:Class`; None for other words."""
+    module, colon, _ = word.partition(":")
+    try:
+        spec = importlib.util.find_spec(module) if colon else None
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin) if spec and spec.origin else None
+
+
+def environment(comm_name: str, placements: Sequence[Placement]) -> dict[str, Any]:
+    """Versions of what can change the last bits, and how the run was started."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        package = version("fedproc_mpi")
+    except PackageNotFoundError:
+        package = "not installed"
+    facts: dict[str, Any] = {
+        "fedproc_mpi": package,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    if "mpi4py.MPI" in sys.modules:
+        mpi = sys.modules["mpi4py.MPI"]
+        facts["mpi4py"] = version("mpi4py")
+        facts["mpi"] = mpi.Get_library_version().split("\n")[0].split(",")[0].strip("\0 ")
+    cpu = torch.backends.cpu.get_cpu_capability()
+    facts |= {"cpu": f"{platform.machine()} {cpu}", "transport": comm_name, "ranks": len(placements)}
+    return {**facts, "placements": [dataclasses.asdict(placement) for placement in placements]}
