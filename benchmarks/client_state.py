@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from fedproc_mpi.store.client_state import ClientStates, state_path
 
 from fedproc_mpi.learn.models import build_model
-from fedproc_mpi.store.client_state import ClientStates, state_path
 
 CLIENTS = 5
 

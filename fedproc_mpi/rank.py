@@ -82,9 +82,9 @@ def set_up(config: Config, comm: Comm) -> Rank:
     """
     placement = devices.set_up(config, comm)
     placements = comm.collect(placement)
-    kind = None if placements is None else placements[comm.client_ranks[0]].device.type
     # What `auto` found becomes part of the record: going on elsewhere would give another result.
-    config = dataclasses.replace(config, device=comm.share(kind))
+    on_gpu = comm.share(placements and placements[comm.client_ranks[0]].gpu is not None)
+    config = dataclasses.replace(config, device="cuda" if on_gpu else "cpu")
     with comm.agreed():
         algorithm = algorithms.build(config.algorithm, config.options)
         config = config.with_options(algorithm.options())

@@ -171,14 +171,15 @@ def evaluate(
         return rank.algorithm.prototype_scores(z_BD, rank.state)
 
     if rank.algorithm.personal:
-        mine = [evaluator.count_personal(store.personal_trainer(k), k, scores) for k in (rank.share_of_all() if last else mine)]
+        evaluated = rank.share_of_all() if last else mine
+        counts = [evaluator.count_personal(store.personal_trainer(k), k, scores) for k in evaluated]
     else:
         rank.trainer.model.load(rank.state["model"], rank.state["counters"])
-        mine = [evaluator.count(rank.trainer, scores)]
-    counts = rank.comm.collect(add_counts(mine))
-    if counts is None:
+        counts = [evaluator.count(rank.trainer, scores)]
+    of_all_ranks = rank.comm.collect(add_counts(counts))
+    if of_all_ranks is None:
         return None
-    return accuracies(add_counts(counts), rank.shards.num_test, evaluator.own_sizes())
+    return accuracies(add_counts(of_all_ranks), rank.shards.num_test, evaluator.own_sizes())
 
 
 def stop_where_asked(verdict: Verdict, t: int) -> None:

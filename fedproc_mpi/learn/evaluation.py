@@ -7,7 +7,7 @@ Shapes: B batch, D width of z, N test samples.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, pstdev
 from typing import Any
 

@@ -66,7 +66,7 @@ def place(config: Config, comm: Comm) -> Placement:
     host, cores = socket.gethostname(), allowed_cores()
     visible = torch.cuda.device_count() if config.device != "cpu" and torch.cuda.is_available() else 0
     local_clients = [r for r in comm.local_ranks() if r in comm.client_ranks]
-    views = comm.collect([host, visible])
+    views = comm.collect((host, visible))
     comm.agree(None if views is None else _check(config.device, [views[r] for r in comm.client_ranks]))
     gpu = pick_gpu(comm.rank, local_clients, visible, config.server_gpu)
     placement, error = Placement(comm.rank, host, config.threads, cores), None

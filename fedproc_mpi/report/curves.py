@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedproc_mpi.config import read_json
-from fedproc_mpi.store.records import CONFIG, read_metrics
+from fedproc_mpi.store.files import CONFIG
+from fedproc_mpi.store.metrics import read_metrics
 
 
 def plot_accuracy(run_dirs: Sequence[Path], out: Path) -> Path:

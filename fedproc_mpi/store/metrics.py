@@ -77,15 +77,16 @@ def summarise(config: Config, lines: Sequence[Mapping[str, Any]], **facts: Any) 
     accuracies = [
         line["accuracy"]
         for line in lines
-        if line.get("accuracy") is not None
-        and line.get("clients_evaluated") == last.get("clients_evaluated")
+        if line.get("accuracy") is not None and line.get("clients_evaluated") == last.get("clients_evaluated")
     ]
     return {
         "algorithm": config.algorithm,
         "rounds": config.rounds,
         "final_accuracy": accuracies[-1],
         "best_accuracy": max(accuracies),
-        **{k: v for k, v in last.items() if k == "clients_evaluated" or ("accuracy" in k and k != "accuracy")},
+        **{
+            k: v for k, v in last.items() if k == "clients_evaluated" or ("accuracy" in k and k != "accuracy")
+        },
         **facts,
         "total_seconds": round(sum(line["round_seconds"] for line in lines), 3),
         "seconds": {phase: round(value, 3) for phase, value in seconds.items()},

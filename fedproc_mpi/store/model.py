@@ -30,8 +30,9 @@ def hashes_over_clients(hashes: Sequence[tuple[str, str]]) -> tuple[str, str]:
 
 
 def save_model(run_dir: Path, model: Mapping[str, Any], entries: Tensors) -> None:
-    """Write model.pt: a state_dict, or the PERSONAL clients' versions and kinds; then the server's entries."""
-    save_tensors({**model, **{name: tensor.cpu().clone() for name, tensor in entries.items()}}, run_dir / MODEL)
+    """Write model.pt: the state_dict, or what PERSONAL names; then the server's entries."""
+    on_cpu = {name: tensor.cpu().clone() for name, tensor in entries.items()}
+    save_tensors({**model, **on_cpu}, run_dir / MODEL)
 
 
 class Predictor(nn.Module):

@@ -4,10 +4,10 @@ import shutil
 from pathlib import Path
 
 import torch
+from fedproc_mpi.store.client_state import state_path
 
 from fedproc_mpi import Config, run
 from fedproc_mpi.store.checkpoint import NAME
-from fedproc_mpi.store.client_state import state_path
 from tests.support.processes import call, finish, kill_tree, start, wait_for
 from tests.unit.test_client_state import files_in, kept_versions, poisoned
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fedproc_mpi.store.client_state import ClientState, ClientStates, state_path, verify_states
 
 from fedproc_mpi import Config, TrainingFailed, UserError, load_model, run
 from fedproc_mpi.__main__ import main
@@ -13,7 +14,6 @@ from fedproc_mpi.learn.evaluation import accuracies, add_counts, worst_decile
 from fedproc_mpi.shards import Shards
 from fedproc_mpi.store import checkpoint
 from fedproc_mpi.store.checkpoint import NAME, PREVIOUS, versions_of
-from fedproc_mpi.store.client_state import ClientState, ClientStates, state_path, verify_states
 from tests.support.cases import POISON, SMALL
 from tests.support.files import with_one_bit_changed
 

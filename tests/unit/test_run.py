@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fedproc_mpi.store.records import differences, own_files
 
 from fedproc_mpi import Config, Stopped, TrainingFailed, UserError, load_model, run
 from fedproc_mpi.__main__ import main
@@ -21,7 +22,6 @@ from fedproc_mpi.federated import Federation, Result
 from fedproc_mpi.learn.flat import Entry, State
 from fedproc_mpi.shards import Shards
 from fedproc_mpi.store import checkpoint, records
-from fedproc_mpi.store.records import differences, own_files
 from tests.support.files import with_one_bit_changed
 
 QUICK = {"rounds": 4, "local_epochs": 1, "batch_size": 32}
