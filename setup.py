@@ -38,6 +38,7 @@ setup(
             "scikit-learn>=1.4",
         ],
         "dev": ["ruff>=0.6", "mypy>=1.11", "types-cachetools"],
+        "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26", "ruff>=0.6"],
     },
     entry_points={"console_scripts": ["fedproc-mpi = fedproc_mpi.__main__:main"]},
 )
