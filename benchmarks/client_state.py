@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from fedproc_mpi.store.client_state import ClientStates, state_path
 
 from fedproc_mpi.learn.models import build_model
+from fedproc_mpi.store.clients import NONE, ClientFiles, client_file
 
 CLIENTS = 5
 
@@ -25,12 +25,11 @@ def main(top: str) -> None:
         model = build_model(name, (32, 32, 3), num_classes, normalize_z=False, seed=0)
         control_P = torch.randn(sum(p.numel() for p in model.parameters()))
         with tempfile.TemporaryDirectory(dir=top) as folder:
-            states = ClientStates(CLIENTS, torch.device("cpu"), 0, initial=lambda k: {})
-            states.open(Path(folder), [])
+            states = ClientFiles(Path(folder), [NONE] * CLIENTS, torch.device("cpu"), 0, initial=lambda k: {})
             save = [timed(partial(states.save, k, 0, {"control": control_P})) for k in range(CLIENTS)]
             states.advance(range(CLIENTS), 0)
             load = [timed(partial(states.load, k)) for k in range(CLIENTS)]
-            size = state_path(Path(folder), 0, 0).stat().st_size
+            size = client_file(Path(folder), 0, 0).stat().st_size
         print(
             f"{name}: {size / 1e6:.1f} MB a client; save {1e3 * statistics.median(save):.0f} ms, "
             f"load {1e3 * statistics.median(load):.1f} ms (medians of {CLIENTS}); "

@@ -12,7 +12,7 @@ from fedproc_mpi.errors import FedprocError, Stopped, TrainingFailed, UserError
 
 if TYPE_CHECKING:
     from fedproc_mpi.federated import Result, run
-    from fedproc_mpi.store.model import load_model
+    from fedproc_mpi.predict import load_model
 
 __all__ = [
     "Config",
@@ -24,7 +24,7 @@ __all__ = [
     "load_model",
     "run",
 ]
-_LATER = {"run": "federated", "Result": "federated", "load_model": "store.model"}
+_LATER = {"run": "federated", "Result": "federated", "load_model": "predict"}
 
 
 def __getattr__(name: str) -> Any:

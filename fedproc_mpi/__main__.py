@@ -4,6 +4,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from fedproc_mpi.comm.launch import connect, leave_when_told
@@ -59,29 +60,18 @@ def _run(argv: list[str], comm: "Comm") -> int:
 
 
 def _parse_together(argv: list[str], comm: "Comm") -> "Config | None":
-    """The config on every rank; None after --help. Rank 0 makes the default shards where they miss."""
-    from fedproc_mpi.config import Config
+    """The config that rank 0 read, on every rank; None after --help."""
+    config = None
+    with comm.agreed():
+        if comm.rank == 0:
+            from fedproc_mpi.cli import parse
 
-    error: FedprocError | None = None
-    flat = None
-    if comm.rank == 0:
-        from fedproc_mpi.cli import parse
-
-        try:
-            config = parse(argv)
+            with suppress(SystemExit):  # --help
+                config = parse(argv)
             started_as = ("auto", "mpi", "torch") if comm.name == "mpi" else ("auto", "serial", "torch")
-            if config.transport not in started_as:
+            if config is not None and config.transport not in started_as:
                 raise UserError(f"--transport {config.transport}, but this was started as {comm.name}")
-            flat = config.flat()
-        except FedprocError as caught:
-            error = caught
-        except SystemExit:  # --help
-            pass
-    comm.agree(error)
-    flat = comm.share(flat)
-    if flat is None:
-        return None
-    return Config.create(**flat)
+    return comm.share(config)
 
 
 def _show(result: "Result") -> None:

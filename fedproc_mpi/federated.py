@@ -1,40 +1,36 @@
 """The round loop (FedProc Algorithm 1), and a run from config to summary."""
 
 import time
-from collections.abc import Callable
-from typing import Any
 
+from fedproc_mpi import steps
 from fedproc_mpi.clock import Clock
 from fedproc_mpi.comm import Comm
 from fedproc_mpi.comm.serial import SerialComm
 from fedproc_mpi.config import Config
 from fedproc_mpi.errors import FedprocError
 from fedproc_mpi.learn.client import Round
-from fedproc_mpi.learn.cohort import Speeds, assign, sample_cohort
+from fedproc_mpi.learn.cohort import assign, sample_cohort
 from fedproc_mpi.learn.evaluation import Evaluator
 from fedproc_mpi.learn.sums import WeightedSums
-from fedproc_mpi.progress import round_shower, show_start
+from fedproc_mpi.progress import Show, round_shower, show_start
 from fedproc_mpi.rank import Rank, set_up
-from fedproc_mpi.steps import StopSignal, evaluate, judge, settle, start_state, stop_where_asked, train
-from fedproc_mpi.store.metrics import round_line
 from fedproc_mpi.store.run import Result, RunStore
 
 __all__ = ["Result", "run"]
 
 
-def rounds(rank: Rank, store: RunStore, stop: StopSignal, show: Callable[[dict[str, Any]], None]) -> None:
+def rounds(rank: Rank, store: RunStore, stop: steps.StopSignal, show: Show) -> None:
     """Rounds first_round … T-1. Collective. Raises TrainingFailed or Stopped, agreed."""
     config, comm, algorithm, state, clients = rank.config, rank.comm, rank.algorithm, rank.state, rank.clients
-    evaluator, speeds = Evaluator(clients, comm.rank, comm.client_ranks), Speeds(comm.client_ranks)
+    evaluator = Evaluator(clients, comm.rank, comm.client_ranks)
     for t in range(store.first_round, config.rounds):  # Alg. 1 l.4
-        clock, r, last = Clock(), Round(t, config.rounds, len(clients)), t + 1 == config.rounds
+        clock, r = Clock(), Round(t, config.rounds, len(clients))
         cohort = sample_cohort(len(clients), config.sample_rate, config.seed, t)
-        mine = assign(cohort, clients.sizes, comm.client_ranks, speeds.relative)[comm.rank]
+        mine = assign(cohort, clients.sizes, comm.client_ranks, rank.speeds.relative())[comm.rank]
         sums = WeightedSums(algorithm.groups(state, rank.trainer, clients.sizes_of(cohort)), rank.device)
-        reports = comm.collect(train(rank, store, mine, sums, r, stop))  # l.7-8, in parallel
+        reports = comm.exchange(steps.train(rank, store, mine, sums, r, stop))  # l.7-8, in parallel
         clock.mark("train")
-        verdict = comm.share(judge(rank, reports, cohort, speeds) if reports else None)
-        settle(verdict, store, t, speeds)
+        steps.settle(rank, store, reports, cohort, t)
         comm.reduce(sums.buffer)  # l.9-10: the sums …
         clock.mark("reduce")
         if comm.rank == 0:
@@ -42,14 +38,12 @@ def rounds(rank: Rank, store: RunStore, stop: StopSignal, show: Callable[[dict[s
         clock.mark("server")
         comm.broadcast(state.buffer)  # l.5-6 of the next round
         clock.mark("broadcast")
-        accuracies = evaluate(rank, store, evaluator, mine, t)
+        accuracies = steps.evaluate(rank, store, evaluator, mine, t)
         clock.mark("evaluate")
         if comm.rank == 0:
-            facts = {**algorithm.metrics(sums, r), **verdict.facts()}
-            line = round_line(t, accuracies, facts, cohort, clock.seconds, verdict.slowest)
-            store.save(line, last or verdict.stop > 0 or (t + 1) % config.checkpoint_every == 0)
-            show(line)
-        stop_where_asked(verdict, t)
+            line = steps.round_line(r, cohort, reports, accuracies, algorithm.metrics(sums, r), clock)
+            show(store.save(line, stopping=steps.stop_asked(reports) > 0))
+        steps.stop_where_asked(reports, t)
 
 
 def run(config: Config, comm: Comm | None = None) -> Result | None:
@@ -58,7 +52,7 @@ def run(config: Config, comm: Comm | None = None) -> Result | None:
     Returns the result on rank 0, None on the others. Raises UserError, TrainingFailed, Stopped.
     """
     comm = comm or SerialComm()
-    rank, stop = set_up(config, comm), StopSignal()
+    rank, stop = set_up(config, comm), steps.StopSignal()
     with stop.listening():  # to the end: a signal must not end a rank that waits for others
         try:
             result = _run(rank, stop)
@@ -72,13 +66,13 @@ def run(config: Config, comm: Comm | None = None) -> Result | None:
         return result
 
 
-def _run(rank: Rank, stop: StopSignal) -> Result | None:
+def _run(rank: Rank, stop: steps.StopSignal) -> Result | None:
     with RunStore(rank) as store:
         if store.finished:
             return store.finished_result()
-        if rank.placements is not None:
+        if rank.comm.rank == 0:
             show_start(rank.config, rank.comm, rank.placements)
-        start_state(rank, store)
+        steps.start_state(rank, store)
         cpu, wall = time.process_time(), time.perf_counter()
         rounds(rank, store, stop, round_shower(rank.config.rounds, store.first_round, rank.comm.rank))
         cpu_share = (time.process_time() - cpu) / max(time.perf_counter() - wall, 1e-9)

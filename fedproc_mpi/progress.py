@@ -9,6 +9,8 @@ from fedproc_mpi.comm import Comm
 from fedproc_mpi.config import Config
 from fedproc_mpi.placement.devices import Placement, remarks
 
+Show = Callable[[Mapping[str, Any]], None]
+
 
 def show_start(config: Config, comm: Comm, placements: Sequence[Placement]) -> None:
     """One line per rank, and what to know of it."""
@@ -26,7 +28,7 @@ def round_text(line: Mapping[str, Any], rounds: int) -> str:
     return f"round {line['round'] + 1}/{rounds}{shown}  loss {line['loss']:.4f}  {seconds}"
 
 
-def round_shower(rounds: int, first_round: int, rank: int) -> Callable[[Mapping[str, Any]], None]:
+def round_shower(rounds: int, first_round: int, rank: int) -> Show:
     """A function that shows a round: a progress bar on a terminal, plain lines elsewhere; on rank 0."""
     if rank != 0:
         return lambda line: None

@@ -15,7 +15,7 @@ from fedproc_mpi.comm import Comm
 from fedproc_mpi.config import Config
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.learn.client import Tensors, Trainer
-from fedproc_mpi.learn.cohort import assign, cohort_size
+from fedproc_mpi.learn.cohort import Speeds, assign, cohort_size
 from fedproc_mpi.learn.data import Batches, Clients
 from fedproc_mpi.learn.flat import Entry, FlatModel, State
 from fedproc_mpi.learn.models import build_model, check_norm, embedding_size
@@ -31,20 +31,21 @@ from fedproc_mpi.store.files import check_archive
 class Rank:
     """One rank's part of a run.
 
-    config: complete, with the device that was found and the algorithm's options. placements: of all ranks,
-    on rank 0 alone. trainers: by kind of model. state: what the server sends; it holds w⁰ on rank 0. clock:
-    the seconds of this rank's clients.
+    config: complete, with the device that was found and the algorithm's options. placements: of all ranks.
+    trainers: by kind of model. state: what the server sends; it holds w⁰ on rank 0. clock:
+    the seconds of this rank's clients. speeds: of all client ranks.
     """
 
     config: Config
     comm: Comm
-    placements: Sequence[Placement] | None
+    placements: Sequence[Placement]
     shards: Shards
     algorithm: Algorithm
     clients: Clients
     trainers: Mapping[str, Trainer]
     state: State
     clock: Clock
+    speeds: Speeds
 
     @property
     def device(self) -> torch.device:
@@ -81,9 +82,9 @@ def set_up(config: Config, comm: Comm) -> Rank:
     Where the ranks take another transport than `comm`, the Rank's comm is a new one, to be closed.
     """
     placement = devices.set_up(config, comm)
-    placements = comm.collect(placement)
+    placements = comm.exchange(placement)
     # What `auto` found becomes part of the record: going on elsewhere would give another result.
-    on_gpu = comm.share(placements and placements[comm.client_ranks[0]].gpu is not None)
+    on_gpu = placements[comm.client_ranks[0]].gpu is not None
     config = dataclasses.replace(config, device="cuda" if on_gpu else "cpu")
     with comm.agreed():
         algorithm = algorithms.build(config.algorithm, config.options)
@@ -96,7 +97,8 @@ def set_up(config: Config, comm: Comm) -> Rank:
         if comm.rank == 0:
             algorithm.start(state, config.seed)
     connected = connect_transport(comm, config.transport, config.cuda_aware, placement, placements)
-    return Rank(config, connected, placements, shards, algorithm, clients, trainers, state, clock)
+    speeds = Speeds(comm.client_ranks)
+    return Rank(config, connected, placements, shards, algorithm, clients, trainers, state, clock, speeds)
 
 
 def _open_shards(config: Config, comm: Comm) -> Shards:

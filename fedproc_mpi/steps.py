@@ -1,7 +1,7 @@
 """What the ranks do in a round, step by step. `federated` puts the steps in Algorithm 1's order."""
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
+from fedproc_mpi.clock import Clock
 from fedproc_mpi.errors import Stopped, TrainingFailed
 from fedproc_mpi.learn.client import Round, Task
-from fedproc_mpi.learn.cohort import Speeds
 from fedproc_mpi.learn.evaluation import Evaluator, accuracies, add_counts
 from fedproc_mpi.learn.sums import Diverged, WeightedSums
 from fedproc_mpi.rank import Rank
@@ -20,10 +20,10 @@ from fedproc_mpi.store.run import RunStore
 
 @dataclass
 class Report:
-    """What a rank tells the server of its clients' round.
+    """What a rank tells all others of its clients' round.
 
-    kept: the clients that keep something for their next round. diverged: clients and what happened. seconds:
-    by phase. signal: one that asked the run to stop, or 0.
+    samples: how many its clients hold. kept: the clients that keep something for their next round. diverged:
+    clients, and what happened. seconds: by phase. signal: one that asked the run to stop, or 0.
     """
 
     samples: int = 0
@@ -32,25 +32,10 @@ class Report:
     seconds: dict[str, float] = field(default_factory=dict)
     signal: int = 0
 
-
-@dataclass(frozen=True)
-class Verdict:
-    """What the server makes of the reports, the same on every rank.
-
-    failed: why training cannot go on, or ''. excluded: the clients that diverged. speeds: of the client
-    ranks, relative. slowest: seconds by phase of the rank that worked longest.
-    """
-
-    failed: str
-    excluded: list[tuple[int, str]]
-    kept: list[int]
-    stop: int
-    speeds: list[float]
-    slowest: dict[str, float]
-
-    def facts(self) -> dict[str, Any]:
-        """What metrics.jsonl records of it."""
-        return {"excluded": self.excluded} if self.excluded else {}
+    @property
+    def total_seconds(self) -> float:
+        """Seconds that the clients took."""
+        return sum(self.seconds.values())
 
 
 class StopSignal:
@@ -80,7 +65,7 @@ class StopSignal:
 def start_state(rank: Rank, store: RunStore) -> None:
     """w⁰ and c⁰ on every rank (Alg. 1 l.3), or the checkpoint's state. Collective.
 
-    Raises TrainingFailed where a client's class means are not finite.
+    Raises TrainingFailed, agreed, where a client's class means are not finite.
     """
     algorithm, comm, state = rank.algorithm, rank.comm, rank.state
     comm.broadcast(state.buffer)
@@ -90,8 +75,8 @@ def start_state(rank: Rank, store: RunStore) -> None:
     sums, r = WeightedSums(groups, rank.device), Round(-1, rank.config.rounds, len(rank.clients))
     with comm.agreed():
         for k in rank.share_of_all():
-            task = Task(rank.clients[k], state.tensors(), {}, r, rank.trainer)
             try:
+                task = Task(rank.clients[k], state.tensors(), {}, r, rank.trainer)
                 sums.add(k, algorithm.start_terms(task))
             except Diverged as error:
                 raise TrainingFailed(f"before the first round: {error}") from error
@@ -126,33 +111,64 @@ def train(
     return report
 
 
-def judge(rank: Rank, reports: Sequence[Report], cohort: Sequence[int], speeds: Speeds) -> Verdict:
-    """What the server makes of the reports. On rank 0."""
+def settle(rank: Rank, store: RunStore, reports: Sequence[Report], cohort: Sequence[int], t: int) -> None:
+    """What the reports mean, the same on every rank. Raises TrainingFailed, agreed."""
+    diverged, why = excluded(reports), ""
+    if diverged and rank.config.on_diverged == "stop":
+        why = f"{diverged[0][1]}; --resume --on-diverged exclude goes on without it"
+    elif len(diverged) == len(cohort):
+        why = f"every client of the cohort diverged; the first: {diverged[0][1]}"
+    if why:
+        raise TrainingFailed(f"round {t}: {why}", agreed=True)
     if len(rank.trainers) == 1:  # with unequal models samples per second do not tell a rank's speed
         for number, report in enumerate(reports):
-            speeds.observe(number, report.samples, sum(report.seconds.values()))
-    diverged = sorted(entry for report in reports for entry in report.diverged)
-    failed = ""
-    if diverged and rank.config.on_diverged == "stop":
-        failed = f"{diverged[0][1]}; --resume --on-diverged exclude goes on without it"
-    elif len(diverged) == len(cohort):
-        failed = f"every client of the cohort diverged; the first: {diverged[0][1]}"
-    return Verdict(
-        failed,
-        diverged,
-        sorted(k for report in reports for k in report.kept),
-        next((report.signal for report in reports if report.signal), 0),
-        speeds.estimate(),
-        max((report.seconds for report in reports), key=lambda seconds: sum(seconds.values())),
-    )
+            rank.speeds.observe(number, report.samples, report.total_seconds)
+    store.clients.advance([k for report in reports for k in report.kept], t)
 
 
-def settle(verdict: Verdict, store: RunStore, t: int, speeds: Speeds) -> None:
-    """What the verdict means on every rank. Raises TrainingFailed, agreed."""
-    if verdict.failed:
-        raise TrainingFailed(f"round {t}: {verdict.failed}", agreed=True)
-    speeds.relative = verdict.speeds
-    store.clients.advance(verdict.kept, t)
+def excluded(reports: Sequence[Report]) -> list[tuple[int, str]]:
+    """The clients that diverged, in order, and what happened."""
+    return sorted(entry for report in reports for entry in report.diverged)
+
+
+def stop_asked(reports: Sequence[Report]) -> int:
+    """The signal that asked to stop, or 0; the same on every rank."""
+    return next((report.signal for report in reports if report.signal), 0)
+
+
+def round_line(
+    r: Round,
+    cohort: Sequence[int],
+    reports: Sequence[Report],
+    accuracies: Mapping[str, float] | None,
+    metrics: Mapping[str, Any],
+    clock: Clock,
+) -> dict[str, Any]:
+    """A round's line of metrics.jsonl. accuracies: None where it was not evaluated.
+
+    Of the time that clients took ("train"), the slowest rank's seconds for class means ("prototypes") and
+    clients' files ("client_state") are told apart.
+    """
+    slowest, worked = max(reports, key=lambda report: report.total_seconds).seconds, clock.seconds["train"]
+    parts = {phase: min(slowest.get(phase, 0.0), worked) for phase in ("prototypes", "client_state")}
+    seconds = {**clock.seconds, "train": max(0.0, worked - sum(parts.values())), **parts}
+    diverged = excluded(reports)
+    return {
+        "round": r.t,
+        **(accuracies or {"accuracy": None}),
+        **metrics,
+        **({"excluded": diverged} if diverged else {}),
+        "cohort": list(cohort),
+        "round_seconds": round(clock.total, 4),
+        "seconds": {phase: round(value, 4) for phase, value in seconds.items()},
+    }
+
+
+def stop_where_asked(reports: Sequence[Report], t: int) -> None:
+    """Raises Stopped, agreed, where a signal asked for it."""
+    if number := stop_asked(reports):
+        name = signal.Signals(number).name
+        raise Stopped(f"stopped by {name} after round {t}; --resume goes on", agreed=True)
 
 
 def evaluate(
@@ -179,11 +195,4 @@ def evaluate(
     of_all_ranks = rank.comm.collect(add_counts(counts))
     if of_all_ranks is None:
         return None
-    return accuracies(add_counts(of_all_ranks), rank.shards.num_test, evaluator.own_sizes())
-
-
-def stop_where_asked(verdict: Verdict, t: int) -> None:
-    """Raises Stopped, agreed, where a signal asked for it."""
-    if verdict.stop:
-        name = signal.Signals(verdict.stop).name
-        raise Stopped(f"stopped by {name} after round {t}; --resume goes on", agreed=True)
+    return accuracies(add_counts(of_all_ranks), rank.shards.num_test, evaluator.own_sizes)

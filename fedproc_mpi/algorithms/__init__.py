@@ -4,9 +4,11 @@ A file holds one frozen dataclass derived from `Algorithm` (or from another algo
 the algorithm's hyperparameters and become flags; the first line of its docstring is its line in --help.
 """
 
+import functools
 import importlib
-import importlib.util
 import pkgutil
+import sys
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,15 +27,10 @@ def names() -> list[str]:
 def find(name: str) -> type[Algorithm]:
     """The class of an algorithm, by name or by the path of a user's file. UserError where there is none."""
     if name.endswith(".py"):
-        path = Path(name)
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        if not path.is_file() or spec is None or spec.loader is None:
-            raise UserError(f"--algorithm {name}: no such file")
-        module = importlib.util.module_from_spec(spec)
         try:
-            spec.loader.exec_module(module)
-        except (Exception, SystemExit) as error:
-            raise UserError(f"--algorithm {name}: {type(error).__name__}: {error}") from error
+            module = _execute(name, Path(name).read_bytes())
+        except OSError as error:
+            raise UserError(f"--algorithm {name}: no such file") from error
     elif name in names():
         module = importlib.import_module(f"{__name__}.{name}")
     else:
@@ -46,6 +43,19 @@ def find(name: str) -> type[Algorithm]:
     if len(own) != 1:
         raise UserError(f"--algorithm {name}: the file must hold one Algorithm class, it has {len(own)}")
     return own[0]
+
+
+@functools.cache
+def _execute(name: str, source: bytes) -> types.ModuleType:
+    """A user's file as a module; it is executed once, and again when it has changed."""
+    module = types.ModuleType(Path(name).stem)
+    module.__file__ = name
+    sys.modules[module.__name__] = module  # where dataclasses look up the file's annotations
+    try:
+        exec(compile(source, name, "exec"), module.__dict__)
+    except (Exception, SystemExit) as error:
+        raise UserError(f"--algorithm {name}: {type(error).__name__}: {error}") from error
+    return module
 
 
 def build(name: str, options: Mapping[str, Any]) -> Algorithm:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedproc_mpi.algorithms import prototypes
 from fedproc_mpi.algorithms.base import (
     Algorithm,
     Batch,
@@ -26,12 +27,6 @@ from fedproc_mpi.algorithms.base import (
     Trainer,
     Update,
     WeightedSums,
-)
-from fedproc_mpi.algorithms.prototypes import (
-    average_prototypes,
-    prototype_entries,
-    prototype_group,
-    prototype_term,
 )
 from fedproc_mpi.flags import setting
 from fedproc_mpi.learn.seeds import torch_generator
@@ -108,11 +103,11 @@ class FedProc(Algorithm):
         return max(0.0, 1 - r.t / (100 if self.alpha_schedule == "over100" else r.total))
 
     def entries(self, trainer: Trainer) -> dict[str, Entry]:
-        return prototype_entries(trainer)
+        return prototypes.entries(trainer)
 
     def groups(self, state: State, trainer: Trainer, sizes: Sequence[int]) -> dict[str, Group]:
-        prototypes = prototype_group(trainer, sizes, state["prototypes"], self.prototype_average)
-        return super().groups(state, trainer, sizes) | prototypes
+        shared = prototypes.group(trainer, sizes, state["prototypes"], self.prototype_average)
+        return super().groups(state, trainer, sizes) | shared
 
     def start(self, state: State, seed: int) -> None:
         """c⁰ where --prototype-init is random: unit vectors."""
@@ -125,11 +120,11 @@ class FedProc(Algorithm):
         """c⁰ where it is class means of w⁰ over all clients' data (Alg. 1 l.3)."""
         if self.prototype_init != "means":
             return {}
-        return prototype_group(trainer, sizes, average=self.prototype_average)
+        return prototypes.group(trainer, sizes, average=self.prototype_average)
 
     def start_terms(self, task: Task) -> Terms:
         means = task.class_means(self.class_means, of=task.state)
-        return dict(prototype_term(*means, self.prototype_average))
+        return dict(prototypes.term(*means, self.prototype_average))
 
     def start_update(self, state: State, sums: WeightedSums) -> None:
         self._average(state, sums)
@@ -153,7 +148,7 @@ class FedProc(Algorithm):
             task = task.with_state(prototypes=means_KD, seen=counts_K > 0)
         terms, kept = super().client_update(task)
         means = task.class_means(self.class_means)
-        return terms | prototype_term(*means, self.prototype_average), kept
+        return terms | prototypes.term(*means, self.prototype_average), kept
 
     def server_update(self, state: State, sums: WeightedSums, r: Round) -> None:
         """w and c of the next round (Alg. 1 l.9-10)."""
@@ -161,7 +156,7 @@ class FedProc(Algorithm):
         self._average(state, sums)
 
     def _average(self, state: State, sums: WeightedSums) -> None:
-        average_prototypes(state, sums, self.prototype_average, self.absent_class == "keep")
+        prototypes.update(state, sums, self.prototype_average, self.absent_class == "keep")
 
     def prototype_scores(self, z_BD: Tensor, state: State) -> Tensor:
         return cosine_logits(z_BD, state["prototypes"], state["seen"], 1.0)

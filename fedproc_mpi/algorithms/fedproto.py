@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedproc_mpi.algorithms import prototypes
 from fedproc_mpi.algorithms.base import (
     Batch,
     Entry,
@@ -21,12 +22,6 @@ from fedproc_mpi.algorithms.base import (
     Trainer,
     Update,
     WeightedSums,
-)
-from fedproc_mpi.algorithms.prototypes import (
-    average_prototypes,
-    prototype_entries,
-    prototype_group,
-    prototype_term,
 )
 from fedproc_mpi.algorithms.solo import Solo
 from fedproc_mpi.config import Config
@@ -61,23 +56,23 @@ class FedProto(Solo):
 
     def entries(self, trainer: Trainer) -> dict[str, Entry]:
         """Global prototypes, and which classes have one: none in round 0."""
-        return prototype_entries(trainer)
+        return prototypes.entries(trainer)
 
     def loss(self, batch: Batch, task: Task) -> LossParts:
         pull = loss_proto(batch.z_BD, batch.y_B, task.state["prototypes"], task.state["seen"])
         return {**super().loss(batch, task), "prototype": (self.lam, pull)}
 
     def groups(self, state: State, trainer: Trainer, sizes: Sequence[int]) -> dict[str, Group]:
-        return super().groups(state, trainer, sizes) | prototype_group(trainer, sizes, state["prototypes"])
+        return super().groups(state, trainer, sizes) | prototypes.group(trainer, sizes, state["prototypes"])
 
     def client_update(self, task: Task) -> Update:
         """Train the client's own model, then its class means."""
         terms, kept = super().client_update(task)
-        return terms | prototype_term(*task.class_means()), kept
+        return terms | prototypes.term(*task.class_means()), kept
 
     def server_update(self, state: State, sums: WeightedSums, r: Round) -> None:
         """The mean over the clients that hold a class; one that nobody holds keeps its prototype."""
-        average_prototypes(state, sums)
+        prototypes.update(state, sums)
 
     def prototype_scores(self, z_BD: Tensor, state: State) -> Tensor:
         """Minus the Euclidean distance, so that the nearest wins."""

@@ -17,13 +17,13 @@ from fedproc_mpi.algorithms.base import Entry, Group, State, Term, Trainer, Weig
 Average = Literal["holders", "all", "count"]
 
 
-def prototype_entries(trainer: Trainer) -> dict[str, Entry]:
-    """ "prototypes" (K, D), and "seen" (K,): the classes that have one."""
+def entries(trainer: Trainer) -> dict[str, Entry]:
+    """The entries "prototypes" (K, D), and "seen" (K,): the classes that have one."""
     shape_KD = (trainer.num_classes, trainer.embedding)
     return {"prototypes": Entry(shape_KD), "seen": Entry(shape_KD[:1], torch.bool)}
 
 
-def prototype_group(
+def group(
     trainer: Trainer, sizes: Sequence[int], reference: Tensor | None = None, average: Average = "holders"
 ) -> dict[str, Group]:
     """The sums of class means with a weight per class. sizes: |D_i| of the participants."""
@@ -32,15 +32,13 @@ def prototype_group(
     return {"prototypes": Group(K * D, total, rows=K, reference=reference)}
 
 
-def prototype_term(means_KD: Tensor, counts_K: Tensor, average: Average = "holders") -> dict[str, Term]:
+def term(means_KD: Tensor, counts_K: Tensor, average: Average = "holders") -> dict[str, Term]:
     """A client's class means as a term. counts_K: its samples per class."""
     weights_K = {"holders": (counts_K > 0).long(), "all": torch.ones_like(counts_K), "count": counts_K}
     return {"prototypes": Term(means_KD, weights_K[average])}
 
 
-def average_prototypes(
-    state: State, sums: WeightedSums, average: Average = "holders", keep_absent: bool = True
-) -> None:
+def update(state: State, sums: WeightedSums, average: Average = "holders", keep_absent: bool = True) -> None:
     """The new prototypes, in place. A class never held stays unseen.
 
     keep_absent: a class that no participant holds keeps its prototype; else that becomes 0.

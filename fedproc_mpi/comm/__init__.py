@@ -48,6 +48,10 @@ class Comm(ABC):
     def share(self, value: T | None) -> T:
         """Rank 0's small value on every rank; what the others hand in is ignored. Pickled: never a tensor."""
 
+    def exchange(self, report: T) -> list[T]:
+        """A small value from each rank, on every rank in rank order."""
+        return self.share(self.collect(report))
+
     @abstractmethod
     def local_ranks(self) -> list[int]:
         """The ranks that share this one's memory (its host), ascending, itself included.
@@ -67,10 +71,8 @@ class Comm(ABC):
 
         The error is raised as `agreed`: all ranks then leave together, and rank 0 prints it.
         """
-        reports = self.collect(None if error is None else (error.exit_code, str(error)))
-        first = self.share(next((r for r in reports if r), None) if reports is not None else None)
-        if first is not None:
-            code, message = first
+        reports = self.exchange(None if error is None else (error.exit_code, str(error)))
+        for code, message in filter(None, reports):
             kinds = {kind.exit_code: kind for kind in FedprocError.__subclasses__()}
             raise kinds.get(code, UserError)(message, agreed=True)
 

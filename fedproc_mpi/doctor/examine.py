@@ -315,7 +315,7 @@ def _connect(
     # What auto takes is asked for by name: auto itself would go on without a finding.
     asked = "torch" if choose(transport, placements, comm.client_ranks) != "mpi" else "mpi"
     try:
-        return connect_transport(comm, asked, False, mine, placements if comm.rank == 0 else None)
+        return connect_transport(comm, asked, False, mine, placements)
     except UserError as error:
         if not error.agreed:  # the others wait in the backend: `main` ends them
             raise

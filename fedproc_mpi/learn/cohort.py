@@ -44,13 +44,9 @@ def assign(
 
 
 class Speeds:
-    """Each client rank's speed. `relative` is the same on every rank; the estimate is the server's.
-
-    relative: speeds relative to the median, one per client rank.
-    """
+    """A running estimate of each client rank's speed; the same on every rank, from the same reports."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
-        self.relative = [1.0] * len(ranks)
         self._ranks = ranks
         self._samples_per_second: dict[int, float] = {}
 
@@ -60,10 +56,8 @@ class Speeds:
             new = samples / seconds
             self._samples_per_second[rank] = 0.7 * self._samples_per_second.get(rank, new) + 0.3 * new
 
-    def estimate(self) -> list[float]:
-        """What `relative` should become, in steps; ranks not yet measured count as the median."""
-        if not self._samples_per_second:
-            return self.relative
-        middle = median(self._samples_per_second.values())
+    def relative(self) -> list[float]:
+        """Speeds relative to the median, in steps; ranks not yet measured count as the median."""
+        middle = median(self._samples_per_second.values() or [1.0])
         ratios = [self._samples_per_second.get(rank, middle) / middle for rank in self._ranks]
         return [SPEED_STEP ** round(math.log(ratio, SPEED_STEP)) for ratio in ratios]

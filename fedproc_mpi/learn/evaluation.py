@@ -26,7 +26,8 @@ Scores = Callable[[Tensor], Tensor | None]  # z_BD → scores_BK by prototypes, 
 class Evaluator:
     """Counts right predictions on this rank's blocks of the test set: block j is client rank j mod n's.
 
-    rank: this one; where it is no client rank, it has no block.
+    rank: this one; where it is no client rank, it has no block. own_sizes: how many test rows each client
+    has of its own.
     """
 
     def __init__(self, clients: Clients, rank: int, client_ranks: range) -> None:
@@ -35,19 +36,19 @@ class Evaluator:
         share = client_ranks.index(rank) if rank in client_ranks else None
         self._blocks = range(0) if share is None else self._all_blocks[share :: len(client_ranks)]
         self._resident: dict[int, tuple[Tensor, Tensor]] = {}
-        self._own_rows: tuple[Any, Any] | None = None
-        self._own_sizes: list[int] = []
+        rows = [clients.shards.client_test_rows(k) for k in range(len(clients))]
+        self.own_sizes = [len(own) for own in rows]
+        self._own_rows = np.concatenate(rows)
+        self._owners = np.repeat(np.arange(len(rows), dtype=np.int32), self.own_sizes)
 
     def count(self, trainer: Trainer, scores: Scores) -> Counts:
-        """Correct predictions of the trainer's present weights on this rank's blocks, one pass.
+        """Right predictions of the trainer's present weights on this rank's blocks, one pass.
 
         Every client's own rows within these blocks are counted from the same pass.
         """
-        correct = self._correct(trainer, scores, self._blocks)
-        rows, owners = self._rows_by_client()
         counts: Counts = {}
-        for way, correct_N in correct.items():
-            own_m = np.bincount(owners[correct_N[rows]], minlength=len(self._clients))
+        for way, correct_N in self._correct(trainer, scores, self._blocks).items():
+            own_m = np.bincount(self._owners[correct_N[self._own_rows]], minlength=len(self._clients))
             counts[way] = {
                 "test": {GLOBAL: int(correct_N.sum())},
                 "own": {int(k): int(own_m[k]) for k in np.flatnonzero(own_m)},
@@ -61,12 +62,6 @@ class Evaluator:
             way: {"test": {client: int(correct_N.sum())}, "own": {client: int(correct_N[own_rows].sum())}}
             for way, correct_N in self._correct(trainer, scores, self._all_blocks).items()
         }
-
-    def own_sizes(self) -> list[int]:
-        """How many test rows each client has of its own."""
-        if not self._own_sizes:
-            self._own_sizes = [len(self._shards.client_test_rows(k)) for k in range(len(self._clients))]
-        return self._own_sizes
 
     @torch.no_grad()
     def _correct(self, trainer: Trainer, scores: Scores, blocks: Sequence[int]) -> dict[str, Any]:
@@ -83,19 +78,6 @@ class Evaluator:
                     told = (scores_BK.argmax(1) == y_B).cpu().numpy()
                     correct_N[block * BLOCK : block * BLOCK + len(y_B)] = told
         return correct
-
-    def _rows_by_client(self) -> tuple[Any, Any]:
-        """Of all clients' own rows those in this rank's blocks: (rows, the client of each)."""
-        if self._own_rows is None:
-            rows: list[Any] = [np.zeros(0, np.int32)]
-            owners: list[Any] = [np.zeros(0, np.int32)]
-            for client in range(len(self._clients)):
-                own = self._shards.client_test_rows(client)
-                own = own[np.isin(own // BLOCK, self._blocks)].astype(np.int32)
-                rows.append(own)
-                owners.append(np.full(len(own), client, np.int32))
-            self._own_rows = np.concatenate(rows), np.concatenate(owners)
-        return self._own_rows
 
     def _load(self, block: int) -> tuple[Tensor, Tensor]:
         if block not in self._resident:

@@ -66,20 +66,21 @@ def place(config: Config, comm: Comm) -> Placement:
     host, cores = socket.gethostname(), allowed_cores()
     visible = torch.cuda.device_count() if config.device != "cpu" and torch.cuda.is_available() else 0
     local_clients = [r for r in comm.local_ranks() if r in comm.client_ranks]
-    views = comm.collect((host, visible))
-    comm.agree(None if views is None else _check(config.device, [views[r] for r in comm.client_ranks]))
+    views = comm.exchange((host, visible))
+    with comm.agreed():
+        _check(config.device, [views[r] for r in comm.client_ranks])
     gpu = pick_gpu(comm.rank, local_clients, visible, config.server_gpu)
-    placement, error = Placement(comm.rank, host, config.threads, cores), None
-    if gpu is not None:
-        try:
-            name, uuid, pci = _take(gpu)
+    placement = Placement(comm.rank, host, config.threads, cores)
+    with comm.agreed():
+        if gpu is not None:
+            try:
+                name, uuid, pci = _take(gpu)
+            except Exception as error:  # torch's own kinds: AcceleratorError, DeferredCudaCallError
+                raise UserError(
+                    f"rank {comm.rank} cannot use GPU {gpu} of {visible} on {host} ({reason(error)}); name "
+                    "the GPUs or MIG slices that work in CUDA_VISIBLE_DEVICES, or --device cpu"
+                ) from error
             placement = replace(placement, gpu=gpu, gpu_name=name, gpu_uuid=uuid, gpu_pci=pci)
-        except Exception as caught:  # torch's own kinds: AcceleratorError, DeferredCudaCallError
-            error = UserError(
-                f"rank {comm.rank} cannot use GPU {gpu} of {visible} on {host} ({reason(caught)}); name the "
-                "GPUs or MIG slices that work in CUDA_VISIBLE_DEVICES, or --device cpu"
-            )
-    comm.agree(error)
     return placement
 
 
@@ -106,21 +107,20 @@ def pick_gpu(rank: int, local_clients: Sequence[int], visible: int, server_gpu: 
     return len(local_clients) % visible if server_gpu else None
 
 
-def _check(device: str, views: Sequence[tuple[str, int]]) -> UserError | None:
-    """What is wrong with the client ranks' [host, visible GPUs], or None."""
+def _check(device: str, views: Sequence[tuple[str, int]]) -> None:
+    """Raise UserError where the client ranks' (host, visible GPUs) do not do."""
     without = sorted({host for host, visible in views if not visible})
     having = sorted({host for host, visible in views if visible})
     if device == "cuda" and without:
-        return UserError(
+        raise UserError(
             f"--device cuda, but torch sees no GPU on {', '.join(without)}; ask the scheduler for some "
             "(python -m fedproc_mpi.doctor shows what is seen), or --device cpu"
         )
     if having and without:
-        return UserError(
+        raise UserError(
             f"torch sees GPUs on {', '.join(having)}, none on {', '.join(without)}: the result would depend "
             "on which rank trains which client; give every host GPUs, or --device cpu"
         )
-    return None
 
 
 def autocast(config: Config, device: torch.device) -> AbstractContextManager[object]:

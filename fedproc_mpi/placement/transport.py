@@ -2,18 +2,15 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import torch
 
 from fedproc_mpi.comm import Comm
 from fedproc_mpi.errors import UserError
-
-if TYPE_CHECKING:
-    import torch
-
-    from fedproc_mpi.placement.devices import Placement
+from fedproc_mpi.placement.devices import Placement
 
 
-def choose(transport: str, placements: Sequence["Placement"], clients: range) -> str:
+def choose(transport: str, placements: Sequence[Placement], clients: range) -> str:
     """'mpi', 'nccl' or 'gloo' for --transport auto, mpi or torch on several ranks.
 
     placements: of all ranks; clients: the client ranks. Raises UserError where the asked one cannot work.
@@ -38,28 +35,20 @@ def choose(transport: str, placements: Sequence["Placement"], clients: range) ->
 
 
 def connect_transport(
-    comm: Comm, transport: str, cuda_aware: bool, placement: "Placement", placements: "list[Placement] | None"
+    comm: Comm, transport: str, cuda_aware: bool, placement: Placement, placements: Sequence[Placement]
 ) -> Comm:
     """The comm that the run's tensors take: `comm` itself, or torch.distributed above it. Collective.
 
-    placements: of all ranks, on rank 0. Raises UserError, agreed.
+    placements: of all ranks. Raises UserError, agreed.
     """
     if comm.name == "torch":  # a caller's own
         return comm
-    error: UserError | None = None
+    with comm.agreed():
+        if comm.size == 1 and transport == "torch":
+            raise UserError("--transport torch needs a server and a client rank: mpirun -n 2, or more")
+        chosen = choose(transport, placements, comm.client_ranks)
     if comm.size == 1:
-        if transport == "torch":
-            error = UserError("--transport torch needs a server and a client rank: mpirun -n 2, or more")
-        comm.agree(error)
         return comm
-    chosen = None
-    if placements is not None:
-        try:
-            chosen = choose(transport, placements, comm.client_ranks)
-        except UserError as caught:
-            error = caught
-    comm.agree(error)
-    chosen = comm.share(chosen)
 
     from fedproc_mpi.comm.mpi import MpiComm
 
@@ -77,18 +66,16 @@ def connect_transport(
 
     try:
         return TorchComm(comm, chosen, placement.device)
-    except UserError as caught:
-        if transport != "auto" or not caught.agreed:
+    except UserError as error:
+        if transport != "auto" or not error.agreed:
             raise
         if comm.rank == 0:
-            print(f"fedproc_mpi: {caught}: going on over mpi", flush=True)
+            print(f"fedproc_mpi: {error}: going on over mpi", flush=True)
         return comm
 
 
-def _carries(comm: Comm, device: "torch.device") -> UserError | None:
+def _carries(comm: Comm, device: torch.device) -> UserError | None:
     """Whether values arrive as they were sent between these very ranks. Collective."""
-    import torch  # the doctor asks `choose` where there is none
-
     values = torch.arange(2**16, dtype=torch.float64, device=device)
     sent = values.clone() if comm.rank == 0 else torch.zeros_like(values)
     comm.broadcast(sent)

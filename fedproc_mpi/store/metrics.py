@@ -11,32 +11,6 @@ from fedproc_mpi.errors import UserError, reason
 from fedproc_mpi.store.files import METRICS, SUMMARY
 
 
-def round_line(
-    t: int,
-    accuracies: Mapping[str, float] | None,
-    metrics: Mapping[str, Any],
-    cohort: Sequence[int],
-    seconds: Mapping[str, float],
-    slowest: Mapping[str, float],
-) -> dict[str, Any]:
-    """A line of metrics.jsonl. accuracies: None where the round was not evaluated.
-
-    seconds: by phase, as rank 0 saw them. slowest: the phases of the client rank that worked longest, of
-    whose time the class means ("prototypes") and the clients' files ("client_state") are told apart.
-    """
-    worked = seconds["train"]
-    parts = {phase: min(slowest.get(phase, 0.0), worked) for phase in ("prototypes", "client_state")}
-    phases = {**seconds, "train": max(0.0, worked - sum(parts.values())), **parts}
-    return {
-        "round": t,
-        **(accuracies or {"accuracy": None}),
-        **metrics,
-        "cohort": list(cohort),
-        "round_seconds": round(sum(seconds.values()), 4),
-        "seconds": {phase: round(value, 4) for phase, value in phases.items()},
-    }
-
-
 def text(line: Mapping[str, Any]) -> str:
     """A line of metrics.jsonl as it is written."""
     return json.dumps(line) + "\n"

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fedproc_mpi.config import read_json
@@ -35,42 +34,12 @@ def save_model(run_dir: Path, model: Mapping[str, Any], entries: Tensors) -> Non
     save_tensors({**model, **on_cpu}, run_dir / MODEL)
 
 
-class Predictor(nn.Module):
-    """Images in, logits out; normalisation included.
+def read_model(run_dir: Path, client: int | None) -> tuple[nn.Module, dict[str, Any]]:
+    """A finished run's model, or one client's own where models are personal; and the run's config.json.
 
-    `prototypes_KD` (or None) are the global class prototypes; `class_names` the classes in order.
+    The latter with the server's "prototypes" (K, D), or None. Raises UserError where there is no such model.
     """
-
-    def __init__(self, model: nn.Module, mean: list[float], std: list[float], class_names: list[str]) -> None:
-        super().__init__()
-        self.model, self.class_names = model, class_names
-        self.mean: Tensor
-        self.std: Tensor
-        self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))
-        self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
-        self.prototypes_KD: Tensor | None = None
-
-    def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Logits (B, K) of images (B, C, H, W): uint8 in 0…255, or float in 0…1."""
-        return self._both(x_BCHW)[1]
-
-    def embed(self, x_BCHW: Tensor) -> Tensor:
-        """z (B, D) of images as in `forward`."""
-        return self._both(x_BCHW)[0]
-
-    def _both(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-        x_BCHW = x_BCHW.float() if x_BCHW.is_floating_point() else x_BCHW.float() / 255
-        return self.model((x_BCHW - self.mean) / self.std)
-
-
-def load_model(run_dir: str | Path, client: int | None = None) -> Predictor:
-    """The global model of a finished run, or one client's own where models are personal; eval mode.
-
-    Raises UserError where there is no such model.
-    """
-    run_dir = Path(run_dir)
-    config = read_json(run_dir / CONFIG)
-    path = run_dir / MODEL
+    path, config = run_dir / MODEL, read_json(run_dir / CONFIG)
     if not path.is_file():
         raise UserError(f"{run_dir}: no model.pt; the run is not finished (--resume goes on)")
     try:
@@ -83,7 +52,6 @@ def load_model(run_dir: str | Path, client: int | None = None) -> Predictor:
         raise UserError(f"{run_dir / CONFIG} is no run's record")
     data = config["data"]
     shape = (data["image_shape"][0], data["image_shape"][1], data["image_shape"][2])
-    names = list(data["class_names"])
     kinds = saved.get(PERSONAL[1])
     if kinds is None and client is not None:
         raise UserError(f"{run_dir}: all clients share one model; load_model(run_dir) gives it")
@@ -92,12 +60,10 @@ def load_model(run_dir: str | Path, client: int | None = None) -> Predictor:
             f"{run_dir}: each client has its own model; load_model(run_dir, client=k), k below {len(kinds)}"
         )
     kind = config["model"] if kinds is None else kinds[client]
-    model = build_model(kind, shape, len(names), config["normalize_z"], 0, config["norm"])
+    model = build_model(kind, shape, len(data["class_names"]), config["normalize_z"], 0, config["norm"])
     if client is None:
         model.load_state_dict(saved["state_dict"])
     else:
         own = read_client(run_dir, client, saved[PERSONAL[0]][client])
         FlatModel(model, config["channels_last"]).load(own["model"], own["counters"])
-    predictor = Predictor(model, data["mean"], data["std"], names)
-    predictor.prototypes_KD = saved.get("prototypes")
-    return predictor.eval()
+    return model, {**config, "prototypes": saved.get("prototypes")}

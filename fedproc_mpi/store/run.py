@@ -17,7 +17,7 @@ from fedproc_mpi.store.clients import NONE, ClientFiles, verify_clients
 from fedproc_mpi.store.files import METRICS, SUMMARY, save_json, save_text
 from fedproc_mpi.store.lock import RunLock
 from fedproc_mpi.store.model import PERSONAL, hashes_over_clients, model_hashes, save_model
-from fedproc_mpi.store.rundir import RunDir, environment, open_run_dir
+from fedproc_mpi.store.rundir import environment, open_run_dir
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class RunStore:
         with rank.comm.agreed():
             if rank.comm.rank == 0:
                 run_dir, found = self._open()
-                opened = run_dir.path, run_dir.finished, found.next_round, found.versions
+                opened = run_dir, self._lock is None, found.next_round, found.versions
         self.run_dir, self.finished, self.first_round, versions = rank.comm.share(opened)
         self.lines = list(found.lines)
         self._kept_versions = [list(v) for v in (found.versions, found.previous_versions) if v]
@@ -65,45 +65,45 @@ class RunStore:
             self.clients.scan()
             self.clients.collect_garbage(self._kept_versions)
 
-    def _open(self) -> tuple[RunDir, Checkpoint]:
+    def _open(self) -> tuple[Path, Checkpoint]:
         rank, found = self._rank, Checkpoint()
-        assert rank.placements is not None
-        run_dir = open_run_dir(rank.config, rank.shards, environment(rank.comm.name, rank.placements))
-        self._lock = run_dir.lock
-        if run_dir.finished:
+        facts = environment(rank.comm.name, rank.placements)
+        run_dir, self._lock = open_run_dir(rank.config, rank.shards, facts)
+        if self._lock is None:
             return run_dir, found
         try:
             if rank.config.resume:
-                found = checkpoint.load(run_dir.path, lambda versions: verify_clients(run_dir.path, versions))
+                found = checkpoint.load(run_dir, lambda versions: verify_clients(run_dir, versions))
                 for name, tensor in found.state.items():
                     rank.state[name].copy_(tensor)
             # What a killed run wrote after its last checkpoint is done again.
-            save_text("".join(metrics.text(line) for line in found.lines), run_dir.path / METRICS)
+            save_text("".join(metrics.text(line) for line in found.lines), run_dir / METRICS)
         except UserError:
             self.close()
             raise
         return run_dir, found
 
-    def save(self, line: dict[str, Any], commit: bool) -> None:
-        """What a round leaves. commit: as a checkpoint as well. On rank 0; UserError where that fails.
+    def save(self, line: dict[str, Any], stopping: bool) -> dict[str, Any]:
+        """Keep a round's line, with a checkpoint where one is due or the run is stopping. On rank 0.
 
-        The seconds of the checkpoint are part of the round's line, so they get into it afterwards: in the
-        checkpoint itself the last line lacks them.
+        Returns the line, now with the seconds of the checkpoint; in the checkpoint itself the last line
+        lacks them. Raises UserError where something cannot be written.
         """
+        config, done = self._rank.config, line["round"] + 1
         assert self._lock is not None
         self._lock.check()
         self.lines.append(line)
         clock = Clock()
-        if commit:
+        if stopping or done == config.rounds or done % config.checkpoint_every == 0:
             versions = list(self.clients.versions)
-            state = self._rank.state.tensors()
-            checkpoint.save(self.run_dir, line["round"] + 1, state, versions, self.lines)
+            checkpoint.save(self.run_dir, done, self._rank.state.tensors(), versions, self.lines)
             self._kept_versions = [versions, *self._kept_versions][:2]
         clock.mark("checkpoint")
         line["seconds"]["checkpoint"] = round(clock.total, 4)
         line["round_seconds"] = round(line["round_seconds"] + clock.total, 4)
         metrics.append_line(self.run_dir, line)
         self.clients.collect_garbage(self._kept_versions)
+        return line
 
     def finish(self, **facts: Any) -> Result | None:
         """Write model.pt and summary.json; the result on rank 0. Collective."""

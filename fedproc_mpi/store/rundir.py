@@ -25,28 +25,17 @@ from fedproc_mpi.store.lock import RunLock
 TOP = Path("runs")
 
 
-@dataclasses.dataclass(frozen=True)
-class RunDir:
-    """The directory of a run. lock: held by this process; None where the run is finished."""
-
-    path: Path
-    lock: RunLock | None
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run was done before: nothing is written."""
-        return self.lock is None
-
-
-def open_run_dir(config: Config, shards: Shards, environment: Mapping[str, Any]) -> RunDir:
-    """The directory of this run, made if need be, and locked unless the run is finished.
+def open_run_dir(
+    config: Config, shards: Shards, environment: Mapping[str, Any]
+) -> tuple[Path, RunLock | None]:
+    """The directory of this run, made if need be, and its lock, or None where the run is finished.
 
     A new one without --resume; with it, --run-dir or the newest unfinished run of the same config.
     Raises UserError when the directory holds another run, is being written, or cannot be written.
     """
     found = _existing(config, shards.fingerprint)
     if found is not None and is_finished(found):
-        return RunDir(found, None)
+        return found, None
     path = found or (Path(config.run_dir) if config.run_dir else None)
     lock = None
     try:
@@ -54,6 +43,9 @@ def open_run_dir(config: Config, shards: Shards, environment: Mapping[str, Any])
             path = _new_directory(config)
         path.mkdir(parents=True, exist_ok=True)
         lock = RunLock(path)
+        if is_finished(path) or (found is None and (path / CONFIG).exists()):
+            lock.release()  # while this one waited for the lock, another began or ended the run
+            return open_run_dir(config, shards, environment)
         record = _resumed_record(path, config, environment) if found else _record(config, shards, environment)
         save_json(record, path / CONFIG)
     except (OSError, UserError) as error:
@@ -62,7 +54,7 @@ def open_run_dir(config: Config, shards: Shards, environment: Mapping[str, Any])
         if isinstance(error, UserError):
             raise
         raise UserError(f"{path or TOP}: cannot write there: {error.strerror}") from error
-    return RunDir(path, lock)
+    return path, lock
 
 
 def is_finished(run_dir: Path) -> bool:
