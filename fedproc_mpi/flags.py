@@ -87,17 +87,17 @@ class Parser(argparse.ArgumentParser):
         raw = argparse.RawDescriptionHelpFormatter
         super().__init__(**{"allow_abbrev": False, "formatter_class": raw, **options})
         self._of = of
-        self._defaults: dict[str, Any] = {}
-        self._required: dict[str, str] = {}  # the help of each setting that has no default
+        self._values: dict[str, Any] = {}
+        self._needed: dict[str, str] = {}  # the help of each setting that has no default
 
     def add_flags(self, kind: type, title: str, defaults: Mapping[str, Any] | None = None) -> None:
         """A flag for each setting of a dataclass, under a title in --help. defaults: other than its own."""
         group, hints = self.add_argument_group(title), get_type_hints(kind)
         for name, field in settings_of(kind).items():
-            default = self._defaults[name] = (defaults or {}).get(name, field.default)
+            default = self._values[name] = (defaults or {}).get(name, field.default)
             help_text = field.metadata.get("help", "")
             if default is REQUIRED:
-                self._required[name] = help_text
+                self._needed[name] = help_text
             text = f"{help_text} ({_shown(default)})".strip().replace("%", "%%")
             of, choices = _kind(name, hints[name])
             # argparse gets no default: what is None afterwards was not given.
@@ -119,8 +119,8 @@ class Parser(argparse.ArgumentParser):
         Raises UserError for an unknown flag or word, a missing value, and a required flag that is missing.
         """
         given = vars(self.parse_args(argv))
-        values = {k: v if given[k] is None else given[k] for k, v in self._defaults.items()}
-        for name, help_text in self._required.items():
+        values = {k: v if given[k] is None else given[k] for k, v in self._values.items()}
+        for name, help_text in self._needed.items():
             if values[name] is REQUIRED:
                 raise UserError(f"{flag(name)} is missing: {help_text}")
         return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
@@ -143,13 +143,20 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             # A word without a dash may be the value of an unknown flag, so that the flag is told first.
             name = next((w for w in unknown if w.startswith("-")), unknown[0]).partition("=")[0]
+            meant = flag(name.lstrip("-"))
             known = [word for word in self._option_string_actions if word.startswith("--")]
-            raise UserError(f"{name} is no flag of {self._of}; {nearest(flag(name.lstrip('-')), known)}")
+            if not name.startswith("-") and meant not in known:
+                raise UserError(f"{name}: no flag stands before this word; see --help")
+            raise UserError(f"{name} is no flag of {self._of}; {nearest(meant, known)}")
         return found
 
     def error(self, message: str) -> NoReturn:
         """argparse's own complaints in our form."""
-        message = message.removeprefix("argument ").replace(": expected one argument", " needs a value")
+        for theirs, ours in (
+            (": expected one argument", " needs a value"),
+            (": ignored explicit argument", " takes no value, not"),
+        ):
+            message = message.removeprefix("argument ").replace(theirs, ours)
         raise UserError(message)
 
 

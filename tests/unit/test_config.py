@@ -10,6 +10,7 @@ from fedproc_mpi import algorithms
 from fedproc_mpi.cli import parse
 from fedproc_mpi.config import Config
 from fedproc_mpi.errors import UserError
+from fedproc_mpi.flags import flag, settings_of
 
 
 @pytest.mark.parametrize(
@@ -36,12 +37,49 @@ from fedproc_mpi.errors import UserError
         (["--temperature", "0"], "--temperature must be above 0"),
         (["--alpha-schedule", "lin"], "linear"),
         (["--algorithm", "fedavg", "--temperature", "2"], "--temperature is no flag of fedavg"),
+        (["--roundz", "3"], r"^--roundz is no flag of fedproc; did you mean --rounds\?$"),
+        (["-rounds", "3"], r"-rounds is no flag of fedproc; did you mean --rounds\?"),
+        (["rounds", "3"], r"rounds is no flag of fedproc; did you mean --rounds\?"),
+        (["--resume", "yes"], "^yes: no flag stands before this word"),
+        (["--resume=3"], "takes no value, not '3'"),
+        (["--round", "3"], r"--round is no flag .*--rounds"),  # flags are never shortened
+        (["--rounds", "--lr", "3"], "^--rounds needs a value$"),
+        (["--algorithm"], "^--algorithm needs a value$"),
+        (["--preset", "paper", "--preset"], "^--preset needs a value$"),
+        (["--lr", "-1e-3"], "--lr must be above 0, not -0.001"),
+        (["--rounds", "2.5"], "^--rounds must be a whole number, not 2.5$"),
+        (["--rounds", "many"], "^--rounds must be a number, not 'many'$"),
+        (["--lr="], "^--lr must be a number, not ''$"),
+        (["--norm", "foo"], "^--norm must be one of batch, group, not 'foo'$"),
+        (["--alpha", "2"], r"--alpha must be in \[0, 1\]"),
     ],
 )
 def test_wrong_flags(flags: list[str], words: str) -> None:
     with pytest.raises(UserError, match=words) as caught:
         parse(flags)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        ([], {}),
+        (["--lr=0.1"], {"lr": 0.1}),
+        (["--lr", "1", "--lr", "2"], {"lr": 2.0}),  # the last one wins
+        (["--local_epochs", "2", "--batch_size=3"], {"local_epochs": 2, "batch_size": 3}),
+        (["--no-channels-last", "--normalize_z"], {"channels_last": False, "normalize_z": True}),
+        (["--resume", "--no-resume"], {"resume": False}),
+        (["--rounds", "1e2"], {"rounds": 100}),
+        (["--run-dir=-x_y"], {"run_dir": "-x_y"}),
+    ],
+)
+def test_ways_to_type_flags(flags: list[str], wanted: dict[str, object]) -> None:
+    assert parse(flags).flat() == parse([]).flat() | wanted
+
+
+def test_whole_numbers_get_their_settings_kind() -> None:
+    config = Config(rounds=3.0, lr=1)  # type: ignore[arg-type]
+    assert (config.rounds, type(config.rounds), type(config.lr)) == (3, int, float)
 
 
 def test_presets_merge_later_wins_flags_win(tmp_path: Path) -> None:
@@ -67,6 +105,13 @@ def test_presets_merge_later_wins_flags_win(tmp_path: Path) -> None:
         ("rounds = ", "not a TOML file"),
         ('rounds = "many"', "--rounds must be a number"),
         ("rounds = true", "--rounds must be a number"),
+        ('rounds = "3"', "^--rounds must be a number, not '3'$"),
+        ("lr = true", "^--lr must be a number, not True$"),
+        ("rounds = 2.5", "^--rounds must be a whole number, not 2.5$"),
+        ("model = 4", "^--model must be a string, not 4$"),
+        ('resume = "yes"', "^--resume must be true or false, not 'yes'$"),
+        ("norm = 3", "^--norm must be one of batch, group, not 3$"),
+        ("lr = [1]", "^--lr must be a number"),
     ],
 )
 def test_wrong_presets(tmp_path: Path, text: str, words: str) -> None:
@@ -97,7 +142,25 @@ def test_help_lists_the_algorithms_and_the_chosen_ones_flags(capsys: pytest.Capt
     assert "--temperature" in shown
 
 
-def test_an_algorithm_is_one_file(tmp_path: Path) -> None:
+def test_help_shows_each_flag_with_its_default_and_source(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in algorithms.names():
+        with pytest.raises(SystemExit):
+            parse(["--algorithm", name, "--preset", "cifar10_m10", "--help"])
+        _, _, shown = capsys.readouterr().out.partition("flags of every algorithm:")
+        assert max(map(len, shown.splitlines())) <= 80
+        for key, field in (settings_of(Config) | settings_of(algorithms.find(name))).items():
+            # from the flag's line to the next flag's, without the folding
+            entry = re.search(rf"\n  {flag(key)}[ ,].*?\(default: .*?\)\n", shown, re.S)
+            assert entry, key
+            words = re.sub(r"\s+", "", entry[0])
+            assert re.sub(r"\s+", "", field.metadata["help"]) in words, key
+    assert "constant [digits; paper: 0.01]\n" + 24 * " " + "(default: 0.01)" in shown  # the preset's
+
+
+def test_an_algorithm_is_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mine.py"
     path.write_text(
         "from dataclasses import dataclass\n"
@@ -110,6 +173,12 @@ def test_an_algorithm_is_one_file(tmp_path: Path) -> None:
     )
     config = parse(["--algorithm", str(path), "--strength", "3"])
     assert config.options == {"strength": 3.0}
+    with pytest.raises(UserError, match=r"--strenth is no flag of \S*mine.py; did you mean --strength\?"):
+        parse(["--algorithm", str(path), "--strenth", "3"])
+    with pytest.raises(SystemExit) as leaving:
+        parse(["--algorithm", str(path), "--help"])
+    assert not leaving.value.code
+    assert "how much (default: 2.0)" in capsys.readouterr().out
     path.write_text("import nothing_of_this_name\n")
     with pytest.raises(UserError, match="ModuleNotFoundError"):
         parse(["--algorithm", str(path)])
