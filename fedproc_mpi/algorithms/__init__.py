@@ -48,9 +48,9 @@ def find(name: str) -> type[Algorithm]:
 @functools.cache
 def _execute(name: str, source: bytes) -> types.ModuleType:
     """A user's file as a module; it is executed once, and again when it has changed."""
-    module = types.ModuleType(Path(name).stem)
+    module = types.ModuleType(f"{__name__}.own.{Path(name).stem}")
     module.__file__ = name
-    sys.modules[module.__name__] = module  # where dataclasses look up the file's annotations
+    sys.modules[module.__name__] = module  # dataclasses look up annotations there
     try:
         exec(compile(source, name, "exec"), module.__dict__)
     except (Exception, SystemExit) as error:

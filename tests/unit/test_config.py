@@ -182,3 +182,27 @@ def test_an_algorithm_is_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[
     path.write_text("import nothing_of_this_name\n")
     with pytest.raises(UserError, match="ModuleNotFoundError"):
         parse(["--algorithm", str(path)])
+
+
+OWN = """
+from __future__ import annotations
+from dataclasses import dataclass
+from fedproc_mpi.algorithms.fedavg import FedAvg
+from fedproc_mpi.flags import setting
+open({trace!r}, "a").write("x")
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    '''Mine: one.'''
+    strength: float = setting({default}, "how strong")
+"""
+
+
+def test_a_users_file_is_executed_once_and_again_when_it_changed(tmp_path: Path) -> None:
+    mine, trace = tmp_path / "mine.py", tmp_path / "trace"
+    mine.write_text(OWN.format(trace=str(trace), default=1.0))
+    config = parse(["--algorithm", str(mine), "--strength", "2"])
+    assert algorithms.build(config.algorithm, config.options).options() == {"strength": 2.0}
+    assert trace.read_text() == "x"
+    mine.write_text(OWN.format(trace=str(trace), default=3.0))
+    assert parse(["--algorithm", str(mine)]).options == {"strength": 3.0}
+    assert trace.read_text() == "xx"
