@@ -1,6 +1,7 @@
 """The round loop (FedProc Algorithm 1), and a run from config to summary."""
 
 import time
+from contextlib import closing
 
 from fedproc_mpi import steps
 from fedproc_mpi.clock import Clock
@@ -12,14 +13,14 @@ from fedproc_mpi.learn.client import Round
 from fedproc_mpi.learn.cohort import assign, sample_cohort
 from fedproc_mpi.learn.evaluation import Evaluator
 from fedproc_mpi.learn.sums import WeightedSums
-from fedproc_mpi.progress import Show, round_shower, show_start
+from fedproc_mpi.progress import Show, shower
 from fedproc_mpi.rank import Rank, set_up
 from fedproc_mpi.store.run import Result, RunStore
 
 __all__ = ["Result", "run"]
 
 
-def rounds(rank: Rank, store: RunStore, stop: steps.StopSignal, show: Show) -> None:
+def rounds(rank: Rank, store: RunStore, signals: list[int], show: Show) -> None:
     """Rounds first_round … T-1. Collective. Raises TrainingFailed or Stopped, agreed."""
     config, comm, algorithm, state, clients = rank.config, rank.comm, rank.algorithm, rank.state, rank.clients
     evaluator = Evaluator(clients, comm.rank, comm.client_ranks)
@@ -28,7 +29,7 @@ def rounds(rank: Rank, store: RunStore, stop: steps.StopSignal, show: Show) -> N
         cohort = sample_cohort(len(clients), config.sample_rate, config.seed, t)
         mine = assign(cohort, clients.sizes, comm.client_ranks, rank.speeds.relative())[comm.rank]
         sums = WeightedSums(algorithm.groups(state, rank.trainer, clients.sizes_of(cohort)), rank.device)
-        reports = comm.exchange(steps.train(rank, store, mine, sums, r, stop))  # l.7-8, in parallel
+        reports = comm.exchange(steps.train(rank, store, mine, sums, r, signals))  # l.7-8, in parallel
         clock.mark("train")
         steps.settle(rank, store, reports, cohort, t)
         comm.reduce(sums.buffer)  # l.9-10: the sums …
@@ -51,30 +52,27 @@ def run(config: Config, comm: Comm | None = None) -> Result | None:
 
     Returns the result on rank 0, None on the others. Raises UserError, TrainingFailed, Stopped.
     """
-    comm = comm or SerialComm()
-    rank, stop = set_up(config, comm), steps.StopSignal()
-    with stop.listening():  # to the end: a signal must not end a rank that waits for others
+    given = comm or SerialComm()
+    rank = set_up(config, given)
+    with steps.stop_signals() as signals:  # to the end: a signal must not end a rank that others wait for
         try:
-            result = _run(rank, stop)
+            result = _run(rank, signals)
         except FedprocError as error:
-            # After an agreed error all ranks are here; after any other the job is aborted as it stands.
-            if error.agreed and rank.comm is not comm:
-                rank.comm.close()
+            if error.agreed:  # all ranks are here; after any other error the job is aborted as it stands
+                rank.close(given)
             raise
-        if rank.comm is not comm:
-            rank.comm.close()
+        rank.close(given)
         return result
 
 
-def _run(rank: Rank, stop: steps.StopSignal) -> Result | None:
-    with RunStore(rank) as store:
+def _run(rank: Rank, signals: list[int]) -> Result | None:
+    with closing(RunStore(rank)) as store:
         if store.finished:
             return store.finished_result()
-        if rank.comm.rank == 0:
-            show_start(rank.config, rank.comm, rank.placements)
+        show = shower(rank.config, rank.comm, rank.placements, store.first_round)
         steps.start_state(rank, store)
         cpu, wall = time.process_time(), time.perf_counter()
-        rounds(rank, store, stop, round_shower(rank.config.rounds, store.first_round, rank.comm.rank))
+        rounds(rank, store, signals, show)
         cpu_share = (time.process_time() - cpu) / max(time.perf_counter() - wall, 1e-9)
         return store.finish(
             deterministic=rank.config.deterministic,

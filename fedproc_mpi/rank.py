@@ -66,6 +66,11 @@ class Rank:
         everyone = range(len(self.clients))
         return assign(everyone, self.clients.sizes, self.comm.client_ranks)[self.comm.rank]
 
+    def close(self, given: Comm) -> None:
+        """End the transport that was made for this run above the `given` comm. Collective."""
+        if self.comm is not given:
+            self.comm.close()
+
     def first_kept(self, client: int) -> dict[str, torch.Tensor]:
         """What a client starts with: a model drawn for it, where models are personal."""
         if not self.algorithm.personal:

@@ -1,10 +1,10 @@
 """What the ranks do in a round, step by step. `federated` puts the steps in Algorithm 1's order."""
 
 import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 from torch import Tensor
@@ -38,28 +38,19 @@ class Report:
         return sum(self.seconds.values())
 
 
-class StopSignal:
-    """Remembers a signal that asked the run to stop; the round is finished first."""
-
-    number = 0
-
-    def __call__(self, number: int, frame: FrameType | None = None) -> None:
-        self.number = number
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """SIGTERM and SIGUSR1 come here; afterwards they mean what they meant before."""
-        before: dict[int, Any] = {}
-        try:
-            for number in (signal.SIGTERM, signal.SIGUSR1):
-                before[number] = signal.signal(number, self)
-        except ValueError:  # not the main thread, as in some notebooks: signals keep their meaning
-            pass
-        try:
-            yield
-        finally:
-            for which, handler in before.items():
-                signal.signal(which, handler)
+@contextmanager
+def stop_signals() -> Iterator[list[int]]:
+    """SIGTERM and SIGUSR1, as they come: the round is finished first. Afterwards they mean what they did."""
+    asked: list[int] = []
+    before = {}
+    if threading.current_thread() is threading.main_thread():  # a notebook may run this in another
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            before[number] = signal.signal(number, lambda number, frame: asked.append(number))
+    try:
+        yield asked
+    finally:
+        for which, handler in before.items():
+            signal.signal(which, handler)
 
 
 def start_state(rank: Rank, store: RunStore) -> None:
@@ -88,7 +79,7 @@ def start_state(rank: Rank, store: RunStore) -> None:
 
 
 def train(
-    rank: Rank, store: RunStore, mine: Sequence[int], sums: WeightedSums, r: Round, stop: StopSignal
+    rank: Rank, store: RunStore, mine: Sequence[int], sums: WeightedSums, r: Round, signals: list[int]
 ) -> Report:
     """Train this rank's clients, their terms into the sums (Alg. 1 l.7-8 and l.12-23)."""
     report, before = Report(), dict(rank.clock.seconds)
@@ -106,7 +97,7 @@ def train(
             store.clients.save(k, r.t, kept)
             report.kept.append(k)
         report.samples += task.num_examples
-    report.signal = stop.number
+    report.signal = signals[0] if signals else 0
     report.seconds = {k: v - before.get(k, 0.0) for k, v in rank.clock.seconds.items()}
     return report
 

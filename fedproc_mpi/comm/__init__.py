@@ -59,6 +59,10 @@ class Comm(ABC):
         From MPI and not from launcher variables: mpirun inside Slurm sets two families of them.
         """
 
+    def versions(self) -> dict[str, str]:
+        """Of what carries the messages, by name. Not collective."""
+        return {}
+
     def close(self) -> None:  # noqa: B027 - most have nothing to end
         """End what must be ended in order, before the interpreter goes. Collective."""
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Literal, TypeVar
 
+import mpi4py
 import torch
 from mpi4py import MPI
 from torch import Tensor
@@ -75,6 +76,10 @@ class MpiComm(Comm):
         ranks = node.allgather(self.rank)
         node.Free()
         return sorted(ranks)
+
+    def versions(self) -> dict[str, str]:
+        library = MPI.Get_library_version().split("\n")[0].split(",")[0].strip("\0 ")
+        return {"mpi4py": mpi4py.__version__, "mpi": library}
 
     def abort(self, code: int) -> None:
         self._comm.Abort(code)

@@ -8,7 +8,6 @@ import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,6 @@ from torch import Tensor
 
 from fedproc_mpi.errors import UserError, reason
 from fedproc_mpi.store.files import CHECKPOINT, PREVIOUS, read_tensors, save_tensors, sync_names
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """next_round: the round to go on with, 0 where there is no checkpoint.
-
-    versions: of each client's file, as `ClientFiles` counts them. previous_versions: those of the
-    checkpoint before. lines: what metrics.jsonl holds, one per round.
-    """
-
-    next_round: int = 0
-    state: Mapping[str, Tensor] = field(default_factory=dict)
-    versions: Sequence[int] = ()
-    previous_versions: Sequence[int] = ()
-    lines: Sequence[dict[str, Any]] = ()
 
 
 def save(
@@ -60,12 +44,13 @@ def save(
         raise UserError(f"cannot save {run_dir / CHECKPOINT}: {reason(error)}") from error
 
 
-def load(run_dir: Path, check: Callable[[Sequence[int]], None]) -> Checkpoint:
-    """The newest good checkpoint of a run.
+def load(run_dir: Path, check: Callable[[Sequence[int]], None]) -> dict[str, Any] | None:
+    """The newest good checkpoint of a run, None where there is none.
 
-    check(versions) raises where a client's file of these versions is no good. A damaged newest checkpoint,
-    or one that names a damaged file, gives its place to the previous one. Raises UserError when there are
-    checkpoints but none is good, or when one cannot be read just now.
+    Its keys are those of `save`, and "earlier_versions": a list of the versions that the checkpoint before
+    names, if that can be read. check(versions) raises where a client's file of these versions is no good.
+    A damaged newest checkpoint, or one that names a damaged file, gives its place to the previous one.
+    Raises UserError when there are checkpoints but none is good, or when one cannot be read just now.
     """
     damaged: list[str] = []
     for name in (CHECKPOINT, PREVIOUS):
@@ -74,7 +59,7 @@ def load(run_dir: Path, check: Callable[[Sequence[int]], None]) -> Checkpoint:
         try:
             saved = read_tensors(run_dir / name)
             check(saved["client_versions"])
-            lines = list(saved["lines"])
+            saved["lines"], saved["state"]
         except Exception as error:  # a damaged file can fail in any way inside torch.load
             _raise_unless_damaged(run_dir / name, error)
             damaged.append(f"{name}: {error if isinstance(error, UserError) else type(error).__name__}")
@@ -82,13 +67,13 @@ def load(run_dir: Path, check: Callable[[Sequence[int]], None]) -> Checkpoint:
         if damaged:
             print(f"fedproc_mpi: {run_dir}: {damaged[0]}; going on from the checkpoint before", flush=True)
             os.replace(run_dir / name, run_dir / CHECKPOINT)
-        previous: list[int] = []
+        saved["earlier_versions"] = []
         with suppress(Exception):  # missing, or damaged in any way: it names nothing that could be used
-            previous = versions_of(run_dir / PREVIOUS)
-        return Checkpoint(saved["next_round"], saved["state"], saved["client_versions"], previous, lines)
+            saved["earlier_versions"] = [versions_of(run_dir / PREVIOUS)]
+        return dict(saved)
     if damaged:
         raise UserError(f"{run_dir}: no checkpoint is whole ({'; '.join(damaged)}); start a new run")
-    return Checkpoint()
+    return None
 
 
 def versions_of(path: Path) -> list[int]:

@@ -40,7 +40,7 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def summarise(config: Config, lines: Sequence[Mapping[str, Any]], **facts: Any) -> dict[str, Any]:
+def summarise(config: Config, lines: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> dict[str, Any]:
     """What summary.json holds, from the rounds' lines and more facts."""
     seconds: dict[str, float] = {}
     for line in lines:

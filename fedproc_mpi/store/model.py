@@ -13,7 +13,6 @@ from fedproc_mpi.learn.models import build_model
 from fedproc_mpi.store.clients import read_client
 from fedproc_mpi.store.files import CONFIG, MODEL, read_tensors, save_tensors
 
-PERSONAL = ("client_versions", "client_models")  # in place of a state_dict, where models are personal
 Tensors = Mapping[str, Tensor]
 
 
@@ -22,16 +21,25 @@ def model_hashes(tensors: Tensors, prototypes: Tensors) -> tuple[str, str]:
     return tensors_sha256({**tensors, **prototypes}), tensors_sha256(tensors)
 
 
-def hashes_over_clients(hashes: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    """The same over personal models, whose hashes are given in client order."""
-    models, weights = zip(*hashes, strict=True)
+def hashes_over_clients(by_client: Mapping[int, tuple[str, str]]) -> tuple[str, str]:
+    """The same over personal models, in client order."""
+    models, weights = zip(*(by_client[k] for k in sorted(by_client)), strict=True)
     return list_sha256(models), list_sha256(weights)
 
 
-def save_model(run_dir: Path, model: Mapping[str, Any], entries: Tensors) -> None:
-    """Write model.pt: the state_dict, or what PERSONAL names; then the server's entries."""
-    on_cpu = {name: tensor.cpu().clone() for name, tensor in entries.items()}
-    save_tensors({**model, **on_cpu}, run_dir / MODEL)
+def save_model(run_dir: Path, tensors: Tensors, entries: Tensors) -> None:
+    """Write model.pt: the global model's state_dict, and what the server holds besides."""
+    save_tensors({"state_dict": tensors, **_on_cpu(entries)}, run_dir / MODEL)
+
+
+def save_personal(run_dir: Path, versions: Sequence[int], kinds: Sequence[str], entries: Tensors) -> None:
+    """Write model.pt where models are personal: the version of each client's file, and its kind of model."""
+    named = {"client_versions": list(versions), "client_models": list(kinds)}
+    save_tensors({**named, **_on_cpu(entries)}, run_dir / MODEL)
+
+
+def _on_cpu(entries: Tensors) -> dict[str, Tensor]:
+    return {name: tensor.cpu().clone() for name, tensor in entries.items()}
 
 
 def read_model(run_dir: Path, client: int | None) -> tuple[nn.Module, dict[str, Any]]:
@@ -52,7 +60,7 @@ def read_model(run_dir: Path, client: int | None) -> tuple[nn.Module, dict[str, 
         raise UserError(f"{run_dir / CONFIG} is no run's record")
     data = config["data"]
     shape = (data["image_shape"][0], data["image_shape"][1], data["image_shape"][2])
-    kinds = saved.get(PERSONAL[1])
+    kinds = saved.get("client_models")
     if kinds is None and client is not None:
         raise UserError(f"{run_dir}: all clients share one model; load_model(run_dir) gives it")
     if kinds is not None and (client is None or not 0 <= client < len(kinds)):
@@ -64,6 +72,6 @@ def read_model(run_dir: Path, client: int | None) -> tuple[nn.Module, dict[str, 
     if client is None:
         model.load_state_dict(saved["state_dict"])
     else:
-        own = read_client(run_dir, client, saved[PERSONAL[0]][client])
+        own = read_client(run_dir, client, saved["client_versions"][client])
         FlatModel(model, config["channels_last"]).load(own["model"], own["counters"])
     return model, {**config, "prototypes": saved.get("prototypes")}

@@ -1,23 +1,21 @@
 """The one owner of what a run leaves: opened at its start, saved to once a round, finished at its end."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from torch import Tensor
 
 from fedproc_mpi.clock import Clock
 from fedproc_mpi.errors import UserError
+from fedproc_mpi.learn.client import Trainer
 from fedproc_mpi.rank import Rank
 from fedproc_mpi.store import checkpoint, metrics
-from fedproc_mpi.store.checkpoint import Checkpoint
 from fedproc_mpi.store.clients import NONE, ClientFiles, verify_clients
 from fedproc_mpi.store.files import METRICS, SUMMARY, save_json, save_text
 from fedproc_mpi.store.lock import RunLock
-from fedproc_mpi.store.model import PERSONAL, hashes_over_clients, model_hashes, save_model
-from fedproc_mpi.store.rundir import environment, open_run_dir
+from fedproc_mpi.store.model import hashes_over_clients, model_hashes, save_model, save_personal
+from fedproc_mpi.store.rundir import open_run_dir
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class RunStore:
     """A run's directory, as all ranks use it: rank 0 writes the run's files, a client's rank the client's.
 
     first_round: the round to go on with. finished: the run was done before, and nothing is written. clients:
-    what clients keep. lines: those of metrics.jsonl, on rank 0.
+    what clients keep. lines: those of metrics.jsonl, on rank 0. To be closed.
     """
 
     def __init__(self, rank: Rank) -> None:
@@ -42,46 +40,40 @@ class RunStore:
         Collective; raises UserError, agreed, when it holds another run, is being written by another process,
         or cannot be written.
         """
-        self._rank = rank
+        self._rank, self.lines = rank, list[dict[str, Any]]()
         self._lock: RunLock | None = None
-        found = Checkpoint()
-        opened: tuple[Path, bool, int, Sequence[int]] | None = None
+        opened: tuple[Path, bool, int, list[list[int]]] | None = None
         with rank.comm.agreed():
             if rank.comm.rank == 0:
-                run_dir, found = self._open()
-                opened = run_dir, self._lock is None, found.next_round, found.versions
-        self.run_dir, self.finished, self.first_round, versions = rank.comm.share(opened)
-        self.lines = list(found.lines)
-        self._kept_versions = [list(v) for v in (found.versions, found.previous_versions) if v]
-        self.clients = ClientFiles(
-            self.run_dir,
-            versions or [NONE] * len(rank.clients),
-            rank.device,
-            rank.config.client_cache_mb * 10**6,
-            rank.first_kept,
-            rank.clock,
-        )
+                opened = self._open()
+        self.run_dir, self.finished, self.first_round, self._kept_versions = rank.comm.share(opened)
+        versions = self._kept_versions[0] if self._kept_versions else [NONE] * len(rank.clients)
+        room = rank.config.client_cache_mb * 10**6
+        self.clients = ClientFiles(self.run_dir, versions, rank.device, room, rank.first_kept, rank.clock)
         if rank.comm.rank == 0 and not self.finished:
             self.clients.scan()
             self.clients.collect_garbage(self._kept_versions)
 
-    def _open(self) -> tuple[Path, Checkpoint]:
-        rank, found = self._rank, Checkpoint()
-        facts = environment(rank.comm.name, rank.placements)
-        run_dir, self._lock = open_run_dir(rank.config, rank.shards, facts)
+    def _open(self) -> tuple[Path, bool, int, list[list[int]]]:
+        """The directory, whether the run is finished, its first round, the checkpoints' client versions."""
+        rank, saved = self._rank, None
+        run_dir, self._lock = open_run_dir(rank.config, rank.shards, rank.comm, rank.placements)
         if self._lock is None:
-            return run_dir, found
+            return run_dir, True, 0, []
         try:
             if rank.config.resume:
-                found = checkpoint.load(run_dir, lambda versions: verify_clients(run_dir, versions))
-                for name, tensor in found.state.items():
-                    rank.state[name].copy_(tensor)
+                saved = checkpoint.load(run_dir, lambda versions: verify_clients(run_dir, versions))
+            self.lines = [] if saved is None else saved["lines"]
             # What a killed run wrote after its last checkpoint is done again.
-            save_text("".join(metrics.text(line) for line in found.lines), run_dir / METRICS)
+            save_text("".join(map(metrics.text, self.lines)), run_dir / METRICS)
         except UserError:
             self.close()
             raise
-        return run_dir, found
+        if saved is None:
+            return run_dir, False, 0, []
+        for name, tensor in saved["state"].items():
+            rank.state[name].copy_(tensor)
+        return run_dir, False, saved["next_round"], [saved["client_versions"], *saved["earlier_versions"]]
 
     def save(self, line: dict[str, Any], stopping: bool) -> dict[str, Any]:
         """Keep a round's line, with a checkpoint where one is due or the run is stopping. On rank 0.
@@ -89,11 +81,10 @@ class RunStore:
         Returns the line, now with the seconds of the checkpoint; in the checkpoint itself the last line
         lacks them. Raises UserError where something cannot be written.
         """
-        config, done = self._rank.config, line["round"] + 1
         assert self._lock is not None
         self._lock.check()
         self.lines.append(line)
-        clock = Clock()
+        config, done, clock = self._rank.config, line["round"] + 1, Clock()
         if stopping or done == config.rounds or done % config.checkpoint_every == 0:
             versions = list(self.clients.versions)
             checkpoint.save(self.run_dir, done, self._rank.state.tensors(), versions, self.lines)
@@ -110,9 +101,10 @@ class RunStore:
         hashes = self._save_personal_models() if self._rank.algorithm.personal else self._save_model()
         if hashes is None:
             return None
-        facts |= dict(zip(("model_sha256", "weights_sha256"), hashes, strict=True))
-        facts["resumed_at_round"] = self.first_round or None
-        summary = metrics.summarise(self._rank.config, self.lines, **facts)
+        model_sha256, weights_sha256 = hashes
+        facts |= {"model_sha256": model_sha256, "weights_sha256": weights_sha256}
+        facts |= {"resumed_at_round": self.first_round or None}
+        summary = metrics.summarise(self._rank.config, self.lines, facts)
         save_json(summary, self.run_dir / SUMMARY)
         return Result(self.run_dir, summary, self.lines)
 
@@ -122,6 +114,18 @@ class RunStore:
             return None
         return Result(self.run_dir, metrics.read_summary(self.run_dir), metrics.read_metrics(self.run_dir))
 
+    def personal_trainer(self, client: int) -> Trainer:
+        """The trainer of a client's kind, with the client's own model loaded."""
+        trainer, kept = self._rank.trainer_of(client), self.clients.load(client)
+        trainer.model.load(kept["model"], kept["counters"])
+        return trainer
+
+    def close(self) -> None:
+        """Let others write the directory."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
     def _save_model(self) -> tuple[str, str] | None:
         """The global model and its hashes, on rank 0."""
         rank, state, model = self._rank, self._rank.state, self._rank.trainer.model
@@ -129,13 +133,12 @@ class RunStore:
             return None
         model.load(state["model"], state["counters"])
         tensors = {k: v.cpu().contiguous().clone() for k, v in model.module.state_dict().items()}
-        save_model(self.run_dir, {"state_dict": tensors}, self._entries())
+        save_model(self.run_dir, tensors, self._server_entries())
         return model_hashes(tensors, self._prototypes())
 
     def _save_personal_models(self) -> tuple[str, str] | None:
         """The clients' models stay in their files; model.pt names them. Hashes on rank 0. Collective."""
-        rank, versions = self._rank, self.clients.versions
-        mine: dict[int, tuple[str, str]] = {}
+        rank, versions, mine = self._rank, self.clients.versions, {}
         never_drawn = {k for k, version in enumerate(versions) if version == NONE}
         for k in rank.share_of_all():
             if k in never_drawn:  # what it starts with is its model
@@ -145,35 +148,13 @@ class RunStore:
         self.clients.advance(never_drawn, rank.config.rounds)
         if reports is None:
             return None
-        by_client = {k: hashes for report in reports for k, hashes in report.items()}
         kinds = [rank.algorithm.model_of(rank.config, k) for k in range(len(versions))]
-        named = dict(zip(PERSONAL, (list(versions), kinds), strict=True))
-        save_model(self.run_dir, named, self._entries())
-        return hashes_over_clients([by_client[k] for k in sorted(by_client)])
+        save_personal(self.run_dir, versions, kinds, self._server_entries())
+        return hashes_over_clients({k: hashes for report in reports for k, hashes in report.items()})
 
-    def personal_trainer(self, client: int) -> Any:
-        """The trainer of a client's kind, with the client's own model loaded."""
-        trainer, kept = self._rank.trainer_of(client), self.clients.load(client)
-        trainer.model.load(kept["model"], kept["counters"])
-        return trainer
-
-    def _entries(self) -> dict[str, Tensor]:
+    def _server_entries(self) -> dict[str, Tensor]:
         """What the server holds besides the model."""
         return {k: v for k, v in self._rank.state.tensors().items() if k not in ("model", "counters")}
 
     def _prototypes(self) -> dict[str, Tensor]:
-        return {k: v for k, v in self._entries().items() if k == "prototypes"}
-
-    def close(self) -> None:
-        """Let others write the directory."""
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
-
-    def __enter__(self) -> "RunStore":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        return {k: v for k, v in self._server_entries().items() if k == "prototypes"}

@@ -6,15 +6,16 @@ import importlib.util
 import itertools
 import json
 import platform
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fedproc_mpi.comm import Comm
 from fedproc_mpi.config import FIELD_DEFAULTS, Config, flag, read_json
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.placement.devices import Placement
@@ -26,7 +27,7 @@ TOP = Path("runs")
 
 
 def open_run_dir(
-    config: Config, shards: Shards, environment: Mapping[str, Any]
+    config: Config, shards: Shards, comm: Comm, placements: Sequence[Placement]
 ) -> tuple[Path, RunLock | None]:
     """The directory of this run, made if need be, and its lock, or None where the run is finished.
 
@@ -45,9 +46,9 @@ def open_run_dir(
         lock = RunLock(path)
         if is_finished(path) or (found is None and (path / CONFIG).exists()):
             lock.release()  # while this one waited for the lock, another began or ended the run
-            return open_run_dir(config, shards, environment)
-        record = _resumed_record(path, config, environment) if found else _record(config, shards, environment)
-        save_json(record, path / CONFIG)
+            return open_run_dir(config, shards, comm, placements)
+        now = _environment(comm, placements)
+        save_json(_resumed(path, config, now) if found else _record(config, shards, now), path / CONFIG)
     except (OSError, UserError) as error:
         if lock is not None:
             lock.release()
@@ -112,7 +113,7 @@ def _record(config: Config, shards: Shards, environment: Mapping[str, Any]) -> d
     return own | {"data": header, "files": own_files(config), "environment": environment}
 
 
-def _resumed_record(run_dir: Path, config: Config, environment: Mapping[str, Any]) -> dict[str, Any]:
+def _resumed(run_dir: Path, config: Config, environment: Mapping[str, Any]) -> dict[str, Any]:
     """The run's record, which now tells where it goes on as well as where it ran before."""
     record = read_json(run_dir / CONFIG)
     before = record.get("environment", {})
@@ -151,39 +152,21 @@ def own_files(config: Config) -> dict[str, str]:
     found = {}
     for key, value in config.result_fields().items():
         for word in value.split(",") if isinstance(value, str) else ():
-            path = Path(word) if word.endswith(".py") or key == "init" else _module_file(word)
-            if path is not None and path.is_file():
-                found[word] = hashlib.sha256(path.read_bytes()).hexdigest()
+            path = word if word.endswith(".py") or key == "init" else ""
+            with suppress(ImportError, ValueError):
+                spec = importlib.util.find_spec(word.partition(":")[0]) if ":" in word else None
+                path = (spec and spec.origin) or path
+            if Path(path).is_file():
+                found[word] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
     return found
 
 
-def _module_file(word: str) -> Path | None:
-    """The file of `module:Class`; None for other words."""
-    module, colon, _ = word.partition(":")
-    try:
-        spec = importlib.util.find_spec(module) if colon else None
-    except (ImportError, ValueError):
-        return None
-    return Path(spec.origin) if spec and spec.origin else None
-
-
-def environment(comm_name: str, placements: Sequence[Placement]) -> dict[str, Any]:
+def _environment(comm: Comm, placements: Sequence[Placement]) -> dict[str, Any]:
     """Versions of what can change the last bits, and how the run was started."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        package = version("fedproc_mpi")
-    except PackageNotFoundError:
-        package = "not installed"
-    facts: dict[str, Any] = {
-        "fedproc_mpi": package,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-    if "mpi4py.MPI" in sys.modules:
-        mpi = sys.modules["mpi4py.MPI"]
-        facts["mpi4py"] = version("mpi4py")
-        facts["mpi"] = mpi.Get_library_version().split("\n")[0].split(",")[0].strip("\0 ")
-    cpu = torch.backends.cpu.get_cpu_capability()
-    facts |= {"cpu": f"{platform.machine()} {cpu}", "transport": comm_name, "ranks": len(placements)}
+    facts: dict[str, Any] = {"fedproc_mpi": "not installed"}
+    with suppress(PackageNotFoundError):
+        facts["fedproc_mpi"] = version("fedproc_mpi")
+    facts |= {"python": platform.python_version(), "torch": torch.__version__, **comm.versions()}
+    facts["cpu"] = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    facts |= {"transport": comm.name, "ranks": len(placements)}
     return {**facts, "placements": [dataclasses.asdict(placement) for placement in placements]}
