@@ -37,10 +37,14 @@ class TorchComm(MpiComm):
         assert self.size > 1
         self.cuda_aware, self.backend, self._device = mpi.cuda_aware, backend, device
         one_host = len(self.local_ranks()) == self.size
-        self.agree(self._listen() if self.rank == 0 else None)
+        with self.agreed():
+            if self.rank == 0:
+                self._store = _listen()
         here = ([LOOPBACK] if one_host else _own_addresses(), self._store.port) if self.rank == 0 else None
         addresses, port = self.share(here)
-        self.agree(self._reach(addresses, port) if self.rank != 0 else None)
+        with self.agreed():
+            if self.rank != 0:
+                self._store = _reach(addresses, port)
         if self.rank != 0:
             self._join()
 
@@ -82,30 +86,6 @@ class TorchComm(MpiComm):
         self._sleep_until_all_are_here()
         del self._store
 
-    def _listen(self) -> UserError | None:
-        """Open the store, on every address of this host; the one here is its own way to it."""
-        try:
-            self._store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=MEET)
-        except (OSError, RuntimeError) as error:
-            return UserError(f"--transport torch: rank 0 cannot listen ({reason(error)}); --transport mpi")
-        return None
-
-    def _reach(self, addresses: list[str], port: int) -> UserError | None:
-        """Connect to rank 0's store, at the first address that answers."""
-        if dist.is_initialized():
-            return UserError("--transport torch: torch.distributed is in use already; --transport mpi")
-        for address in addresses:
-            with suppress(OSError, RuntimeError):
-                # The store itself would knock for long, and complain at length.
-                with socket.create_connection((address, port), timeout=KNOCK) as knock:
-                    found = knock.getpeername()[0]
-                self._store = dist.TCPStore(found, port, is_master=False, timeout=MEET)
-                return None
-        return UserError(
-            f"--transport torch: {socket.gethostname()} cannot reach rank 0 at {' or '.join(addresses)}, "
-            f"port {port}; --transport mpi works without that"
-        )
-
     def _join(self) -> None:
         try:
             dist.init_process_group(
@@ -124,6 +104,32 @@ class TorchComm(MpiComm):
                 f"--transport torch: no {self.backend} group: {why}; --transport mpi, or name the network "
                 f"interface in {'NCCL' if self.backend == 'nccl' else 'GLOO'}_SOCKET_IFNAME"
             ) from error
+
+
+def _listen() -> dist.TCPStore:
+    """Open the store, on every address of this host; the one here is rank 0's own way to it."""
+    try:
+        return dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=MEET)
+    except (OSError, RuntimeError) as error:
+        raise UserError(
+            f"--transport torch: rank 0 cannot listen ({reason(error)}); --transport mpi"
+        ) from error
+
+
+def _reach(addresses: list[str], port: int) -> dist.TCPStore:
+    """Connect to rank 0's store, at the first address that answers."""
+    if dist.is_initialized():
+        raise UserError("--transport torch: torch.distributed is in use already; --transport mpi")
+    for address in addresses:
+        with suppress(OSError, RuntimeError):
+            # The store itself would knock for long, and complain at length.
+            with socket.create_connection((address, port), timeout=KNOCK) as knock:
+                found = knock.getpeername()[0]
+            return dist.TCPStore(found, port, is_master=False, timeout=MEET)
+    raise UserError(
+        f"--transport torch: {socket.gethostname()} cannot reach rank 0 at {' or '.join(addresses)}, "
+        f"port {port}; --transport mpi works without that"
+    )
 
 
 def _own_addresses() -> list[str]:

@@ -70,7 +70,7 @@ def test_cuda_aware_is_tried_between_the_ranks_and_never_stays_on(monkeypatch: p
 
     world = MpiComm(MPI.COMM_WORLD)
     mine = Placement(world.rank, "a", 1, 1)
-    all_of_them = [Placement(r, "a", 1, 1) for r in range(world.size)] if world.rank == 0 else None
+    all_of_them = [Placement(r, "a", 1, 1) for r in range(world.size)]
     monkeypatch.setattr("fedproc_mpi.comm.mpi.MpiComm._way", lambda self, device: "device")
     comm = connect_transport(world, "mpi", True, mine, all_of_them)
     every_rank(world, comm is world and world.cuda_aware)
