@@ -4,6 +4,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedproc_mpi.comm.launch import connect, leave_when_told
@@ -72,6 +73,7 @@ def _parse_together(argv: list[str], comm: "Comm") -> "Config | None":
             started_as = ("auto", "mpi", "torch") if comm.name == "mpi" else ("auto", "serial", "torch")
             if config.transport not in started_as:
                 raise UserError(f"--transport {config.transport}, but this was started as {comm.name}")
+            _find_shards(config)
             flat = config.flat()
         except FedprocError as caught:
             error = caught
@@ -82,6 +84,16 @@ def _parse_together(argv: list[str], comm: "Comm") -> "Config | None":
     if flat is None:
         return None
     return Config.create(**flat)
+
+
+def _find_shards(config: "Config") -> None:
+    """Make the default shards file where it is missing; of another one say how to make it (UserError)."""
+    from data_prep.cli import require, shard_digits
+    from fedproc_mpi.config import DIGITS_SHARDS
+
+    if config.shards == DIGITS_SHARDS and not Path(DIGITS_SHARDS).exists():
+        shard_digits(Path(DIGITS_SHARDS))
+    require(Path(config.shards_copy or config.shards))
 
 
 def _show(result: "Result") -> None:

@@ -63,7 +63,7 @@ class Parts:
     def _make_digits(self) -> None:
         """The embedded data set is sharded by rank 0 when the default file is not there yet."""
         if self.comm.rank == 0 and self.config.shards == DIGITS_SHARDS and not Path(DIGITS_SHARDS).exists():
-            from data_prep.__main__ import shard_digits
+            from data_prep.cli import shard_digits
 
             shard_digits(Path(DIGITS_SHARDS))
 

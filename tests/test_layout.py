@@ -52,7 +52,7 @@ def test_imports_go_downward_only() -> None:
         for module in imports_of(path):
             if module.startswith("fedproc_mpi."):
                 assert FLOORS[room(module)] <= FLOORS[own], f"{path} imports {module}"
-    for path in (ROOT / "data_prep").glob("*.py"):
+    for path in (ROOT / "data_prep").rglob("*.py"):
         above = {m for m in imports_of(path) if m.startswith("fedproc_mpi.")}
         assert {room(m) for m in above} <= {"shards", "errors", "flags"}, path
 
