@@ -13,7 +13,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["fedproc_mpi", "fedproc_mpi.*", "data_prep", "data_prep.*"]),
-    package_data={"fedproc_mpi": ["presets/*.toml", "py.typed"], "data_prep": ["digits.npz"]},
+    package_data={"fedproc_mpi": ["presets/*.toml", "py.typed"], "data_prep": ["sources/digits.npz"]},
     install_requires=[
         "torch>=2.4",
         "torchvision>=0.19",
@@ -22,7 +22,6 @@ setup(
         "cachetools>=5",
         "filelock>=3.30",
         "mpi4py>=4.1",
-        "tyro>=1.0",
         "rich>=13",
         "matplotlib>=3.8",
         "tomli>=2; python_version < '3.11'",

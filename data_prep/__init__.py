@@ -1,1 +1,1 @@
-"""Data sets → one HDF5 shards file: `python -m data_prep SOURCE …`. Imports fedproc_mpi.shards alone."""
+"""Data sets → one HDF5 shards file: `python -m data_prep SOURCE …`. Needs fedproc_mpi's shards and flags."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.partition import Indices, generator
+from data_prep.partitions import Indices, generator
 
 
 def stratified_split(

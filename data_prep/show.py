@@ -1,5 +1,7 @@
 """`inspect` and `verify`: what a shards file holds, and whether it is whole."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -46,15 +48,14 @@ def verify(path: Path) -> None:
     """Check every client and the test set; UserError that names what is wrong."""
     wrong = []
     with Shards(path) as shards:
-        for i in range(shards.num_clients):
+        checks: list[Callable[[], None]] = [
+            partial(shards.verify_client, i) for i in range(shards.num_clients)
+        ]
+        for check in [*checks, shards.verify_test]:
             try:
-                shards.verify_client(i)
+                check()
             except UserError as error:
                 wrong.append(str(error).removeprefix(f"{path}: "))
-        try:
-            shards.verify_test()
-        except UserError as error:
-            wrong.append(str(error).removeprefix(f"{path}: "))
         if wrong:
             more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
             raise UserError(f"{path}: {'; '.join(wrong[:5])}{more}")
@@ -64,12 +65,8 @@ def verify(path: Path) -> None:
 
 def class_counts(shards: Shards) -> npt.NDArray[np.int64]:
     """Samples of each class at each client, (m, K)."""
-    return np.array(
-        [
-            np.bincount(shards.client_labels(i), minlength=shards.num_classes)
-            for i in range(shards.num_clients)
-        ]
-    )
+    labels = map(shards.client_labels, range(shards.num_clients))
+    return np.array([np.bincount(y_N, minlength=shards.num_classes) for y_N in labels])
 
 
 def _pixels(shards: Shards) -> str:

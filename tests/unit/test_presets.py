@@ -2,15 +2,14 @@
 
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
-from data_prep.__main__ import _parse
-from data_prep.options import command_type
+from data_prep.cli import read_sharding, require
 from fedproc_mpi import algorithms, cli
 from fedproc_mpi.config import PRESET_DIR, Config, load_preset, merge_presets
 from fedproc_mpi.errors import UserError
-from fedproc_mpi.shards import Shards
 
 PRESETS = ["cifar10_m10", "cifar100_m10", "cifar100_m50", "cifar100_m100", "tinyimagenet_m10"]
 KEYS = {
@@ -35,11 +34,11 @@ def test_preset_is_complete_and_names_its_shards(name, tmp_path, monkeypatch):
     assert config.shards == preset["shards"] == f"shards/{name}.h5"
     assert (config.local_epochs, config.batch_size, config.lr) == (10, 64, 0.01)
     command = re.search(r"python -m data_prep .*", (PRESET_DIR / f"{name}.toml").read_text()).group()
-    with pytest.raises(UserError) as told:
-        Shards(config.shards)
+    with pytest.raises(UserError, match=f"^shards/{name}.h5: no such shards file; ") as told:
+        require(Path(config.shards))
     assert f"`{command}`" in str(told.value)
     words = shlex.split(command)[3:]
-    options = _parse(command_type(words[0]), words)
+    options = read_sharding(words[0], words[1:])
     assert (options.beta, options.seed, options.partition) == (0.5, 0, "auto")
     assert name.endswith(f"_m{options.clients}")
     assert str(options.out) == config.shards

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep import heldout, partition, sources
+from data_prep import heldout, partitions
 from data_prep.__main__ import main as data_prep
+from data_prep.sources.digits import Digits
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.shards import Shards
 from tests.support.files import make_shards
@@ -24,7 +25,7 @@ def copy(shards: Path, tmp_path: Path) -> Path:
 def test_embedded_digits_are_scikit_learns() -> None:
     datasets = pytest.importorskip("sklearn.datasets")
     real = datasets.load_digits()
-    source = sources.digits(0)
+    source = Digits(out=Path("unused.h5")).load()
     train, test = heldout.stratified_split(real.target, 0.2, 0)
     for split, rows in ((source.train, train), (source.test, test)):
         assert np.array_equal(split.labels, real.target[rows])
@@ -34,8 +35,8 @@ def test_embedded_digits_are_scikit_learns() -> None:
 
 
 def test_what_is_written_is_read_back(shards: Path) -> None:
-    source = sources.digits(0)
-    parts = partition.dirichlet(source.train.labels, 5, 0.5, 0)
+    source = Digits(out=Path("unused.h5")).load()
+    parts = partitions.dirichlet(source.train.labels, 5, 0.5, 0)
     with Shards(shards) as file:
         assert file.num_clients == 5
         assert (file.num_classes, file.header.image_shape, file.header.beta) == (10, (8, 8, 1), 0.5)
@@ -67,7 +68,7 @@ def test_same_seed_same_content_other_seed_other(tmp_path: Path, shards: Path) -
 @given(st.integers(0, 2**31), st.integers(2, 12), st.sampled_from([0.1, 0.5, 5.0]))
 def test_every_sample_in_exactly_one_client(seed: int, clients: int, beta: float) -> None:
     labels = np.random.default_rng(seed).integers(0, 6, 600)
-    parts = partition.dirichlet(labels, clients, beta, seed, min_samples=5)
+    parts = partitions.dirichlet(labels, clients, beta, seed, min_samples=5)
     assert sorted(np.concatenate(parts).tolist()) == list(range(600))
     assert min(len(part) for part in parts) >= 5
 

@@ -1,14 +1,12 @@
-"""Where images come from. A source is read lazily: labels first, images by index when they are written."""
+"""A source's data, read lazily: labels first, images by index when they are written."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.heldout import stratified_split
-from data_prep.partition import Indices
+from data_prep.partitions import Indices
 from fedproc_mpi.errors import UserError
 
 Pixels = Callable[[Indices], npt.NDArray[np.uint8]]  # indices → images (n, H, W, C) uint8
@@ -62,21 +60,3 @@ def check(source: Source, where: str) -> Source:
     if len(source.class_names) < 2:
         raise UserError(f"{where}: only one class ({source.class_names[0]}); nothing to classify")
     return source
-
-
-def digits(seed: int) -> Source:
-    """The embedded set: UCI/scikit-learn digits, 1,797 real 8×8 images of 10 classes, a fifth for test.
-
-    Pixels 0…16 are scaled to 0…255.
-    """
-    with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as file:
-        raw, labels = file["images"], file["labels"].astype(np.int64)
-    x_NHWC = np.rint(raw * (255 / 16)).astype(np.uint8)[..., None]
-    train, test = stratified_split(labels, 0.2, seed)
-    return Source(
-        "digits",
-        [str(k) for k in range(10)],
-        (8, 8, 1),
-        in_memory(x_NHWC[train], labels[train]),
-        in_memory(x_NHWC[test], labels[test]),
-    )

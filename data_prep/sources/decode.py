@@ -10,10 +10,11 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.progress import track
 
-from data_prep.pixels import PixelFile
-from fedproc_mpi.errors import UserError
+from data_prep.sources.base import Pixels
+from data_prep.sources.pixels import on_disk
+from fedproc_mpi.errors import UserError, reason
 
-WINDOW = 1 << 25  # bytes of decoded pixels in memory at once
+WINDOW = 4096  # files handed to the threads at once
 EXTENSIONS = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".pgm", ".ppm"}
 Loader = Callable[[Path], npt.NDArray[np.uint8]]  # a file → (H, W, C)
 
@@ -25,38 +26,37 @@ def is_image(path: Path) -> bool:
 
 def decode(
     files: Sequence[Path], shape: tuple[int, int, int], load: Loader, scratch: Path, skip_broken: bool
-) -> tuple[PixelFile, list[int]]:
-    """All files' pixels, in order, and the positions of those that could be read.
+) -> tuple[Pixels, list[int]]:
+    """The images of the files that can be read, by index, and those files' positions.
 
     Raises UserError that names the broken ones, unless skip_broken.
     """
-    pixels, good, broken = PixelFile(scratch, shape), [], []
+    x_NHWC = on_disk(scratch, len(files), shape)
 
-    def attempt(path: Path) -> npt.NDArray[np.uint8] | str:
+    def attempt(i: int) -> str:
         try:
-            return load(path)
+            x_NHWC[i] = load(files[i])
         except Exception as error:  # Pillow's plugins raise anything on broken files
-            return f"{path} ({' '.join(str(error).split())[:80] or type(error).__name__})"
+            return f"{files[i]} ({reason(error)})"
+        return ""
 
-    window = max(16, WINDOW // int(np.prod(shape)))
-    starts = range(0, len(files), window)
+    complaints: list[str] = []
+    starts = range(0, len(files), WINDOW)
     jobs = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    console = Console(stderr=True)
     with ThreadPoolExecutor(jobs) as pool:
-        console = Console(stderr=True)
         for start in track(starts, "decoding images", console=console, disable=not console.is_terminal):
-            results = list(pool.map(attempt, files[start : start + window]))
-            broken += [r for r in results if isinstance(r, str)]
-            good += [start + i for i, r in enumerate(results) if not isinstance(r, str)]
-            images = [r for r in results if not isinstance(r, str)]
-            if images:
-                pixels.append(np.stack(images))
+            complaints += pool.map(attempt, range(start, min(start + WINDOW, len(files))))
+    broken = [complaint for complaint in complaints if complaint]
     if broken:
         told = "; ".join(broken[:5]) + (f"; and {len(broken) - 5} more" if len(broken) > 5 else "")
         if not skip_broken:
             remedy = "repair or remove them, or add --skip-broken"
             raise UserError(f"{len(broken)} of {len(files)} images cannot be read: {told}; {remedy}")
         print(f"data_prep: skipped {len(broken)} of {len(files)} images: {'; '.join(broken)}")
-    return pixels, good
+    good = [i for i, complaint in enumerate(complaints) if not complaint]
+    positions = np.array(good, np.int64)
+    return lambda rows: x_NHWC[positions[rows]], good
 
 
 def fit(path: Path, size: int, channels: int) -> npt.NDArray[np.uint8]:

@@ -9,14 +9,17 @@ import gzip
 import hashlib
 import pickle
 import struct
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.sources import Source, check, in_memory
-from fedproc_mpi.errors import UserError
+from data_prep.sources.base import Source, check, in_memory
+from data_prep.sources.sharding import Sharding
+from fedproc_mpi.errors import UserError, reason
+from fedproc_mpi.flags import setting
 
 CIFAR = {  # folder; (file, MD5) of the training half, the test half, the names; keys of labels and names
     "cifar10": (
@@ -40,25 +43,55 @@ CIFAR = {  # folder; (file, MD5) of the training half, the test half, the names;
         ("fine_labels", "fine_label_names"),
     ),
 }
+CLOTHES = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"]
+CLOTHES += ["Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
 IDX = {  # folder, class names
     "mnist": ("MNIST/raw", [str(k) for k in range(10)]),
-    "fashionmnist": (
-        "FashionMNIST/raw",
-        [
-            "T-shirt/top",
-            "Trouser",
-            "Pullover",
-            "Dress",
-            "Coat",
-            "Sandal",
-            "Shirt",
-            "Sneaker",
-            "Bag",
-            "Ankle boot",
-        ],
-    ),
+    "fashionmnist": ("FashionMNIST/raw", CLOTHES),
 }
 TORCHVISION = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "mnist": "MNIST", "fashionmnist": "FashionMNIST"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Official(Sharding):
+    """A data set that torchvision knows."""
+
+    data_set: ClassVar[str]
+    root: Path = setting(Path("data"), "the folder of the data set's folder, as torchvision lays it out")
+    download: bool = setting(False, "fetch it into --root when it is not there")
+    unofficial: bool = setting(False, "CIFAR: take batches whose MD5 is not the published one")
+
+    def load(self) -> Source:
+        """The published halves. Raises UserError that names the files that are missing or damaged."""
+        if self.download:
+            download(self.data_set, self.root)
+        if self.data_set in CIFAR:
+            return cifar(self.data_set, self.root, self.unofficial)
+        return idx(self.data_set, self.root)
+
+
+class Cifar10(Official):
+    """CIFAR-10: 50,000 + 10,000 colour images, 32×32, 10 classes."""
+
+    data_set = "cifar10"
+
+
+class Cifar100(Official):
+    """CIFAR-100 with its 100 fine classes."""
+
+    data_set = "cifar100"
+
+
+class Mnist(Official):
+    """MNIST: 60,000 + 10,000 grey images, 28×28."""
+
+    data_set = "mnist"
+
+
+class FashionMnist(Official):
+    """Fashion-MNIST, 28×28."""
+
+    data_set = "fashionmnist"
 
 
 def cifar(name: str, root: Path, unofficial: bool) -> Source:
@@ -113,8 +146,7 @@ def download(name: str, root: Path) -> None:
 
         getattr(datasets, TORCHVISION[name])(root, download=True)
     except (OSError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:160]
-        raise UserError(f"--download: cannot fetch {name} into {root}: {reason}") from error
+        raise UserError(f"--download: cannot fetch {name} into {root}: {reason(error)}") from error
 
 
 def _require(name: str, root: Path, files: list[str]) -> None:

@@ -1,0 +1,120 @@
+"""`python -m data_prep SOURCE … --out FILE`, `python -m data_prep inspect|verify FILE`. See --help."""
+
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from data_prep.sources import SOURCES
+from data_prep.sources.sharding import Sharding
+from fedproc_mpi.errors import UserError
+from fedproc_mpi.flags import Parser
+
+READERS = {
+    "inspect": "Show a shards file: clients, classes, sizes; with --plot a picture.",
+    "verify": "Check every checksum, label and offset of a shards file.",
+}
+PLAIN = "digits|cifar10|cifar100|mnist|fashionmnist|tinyimagenet"  # sources that need no further flags
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0, or 2 for the user's mistakes, told in one line."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(f"{__doc__}\n")
+        for name, text in [*((name, _line(kind)) for name, kind in SOURCES.items()), *READERS.items()]:
+            print(f"  {name:13} {text}")
+        print("\n`python -m data_prep SOURCE --help` shows a source's flags.")
+        return 0 if arguments else 2
+    try:
+        _run(arguments[0], arguments[1:])
+    except UserError as error:
+        print(f"data_prep: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:  # what no source foresaw: unreadable files, a full disk
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"data_prep: {where}{error.strerror or error}", file=sys.stderr)
+        return UserError.exit_code
+    except SystemExit:  # SOURCE --help
+        pass
+    return 0
+
+
+def read_sharding(name: str, argv: Sequence[str]) -> Sharding:
+    """A source's flags. Raises UserError for wrong ones, SystemExit after --help."""
+    kind = SOURCES[name]
+    parser = _parser(name, _line(kind))
+    parser.add_flags(kind, "flags")
+    return kind(**parser.read(argv))
+
+
+def shard(name: str, sharding: Sharding) -> None:
+    """A source and its partition into a shards file."""
+    if sharding.out.exists():
+        raise UserError(f"{sharding.out} exists; choose another --out, or remove it")
+    from data_prep.write import write
+
+    source = sharding.load()
+    kind, beta, parts = sharding.split(source)
+    made_by = sharding.made_by(name, bool(source.site_names))
+    write(source, parts, sharding.out, sharding.seed, kind, beta, made_by)
+    train, test = sum(map(len, parts)), len(source.test.labels)
+    print(f"data_prep: {sharding.out}: {len(parts)} clients, {train} samples, {test} test samples")
+
+
+def require(path: Path) -> None:
+    """Raises UserError where a shards file is missing, with the command that makes it."""
+    if not path.is_file():
+        words = words_to_make(path)
+        how = (
+            f"make it with `{shlex.join(words)}`"
+            if words
+            else "`python -m data_prep --help` tells how to make one"
+        )
+        raise UserError(f"{path}: no such shards file; {how}")
+
+
+def words_to_make(path: Path) -> list[str]:
+    """The command for a file named SOURCE_mCLIENTS[_bBETA][_sSEED].h5, as the presets' are; else []."""
+    name = re.fullmatch(rf"({PLAIN})_m([1-9]\d*)(?:_b([\d.]*\d))?(?:_s(\d+))?\.h5", path.name)
+    if name is None:
+        return []
+    source, clients, beta, seed = name.groups()
+    drawn = ["--clients", clients, "--beta", beta or "0.5", "--seed", seed or "0"]
+    return ["python", "-m", "data_prep", source, *drawn, "--out", str(path)]
+
+
+def shard_digits(out: Path) -> None:
+    """What the first run of fedproc_mpi does: the embedded digits for 10 clients, beta 0.5, seed 0."""
+    shard("digits", SOURCES["digits"](out=out))
+
+
+def _run(name: str, argv: Sequence[str]) -> None:
+    if name in SOURCES:
+        shard(name, read_sharding(name, argv))
+        return
+    if name not in READERS:
+        raise UserError(f"{name}: no such source or command; known: {', '.join([*SOURCES, *READERS])}")
+    parser = _parser(name, READERS[name])
+    parser.add_argument("file", type=Path, help="the shards file")
+    if name == "inspect":
+        text = "write a picture (client × class bubbles, sample images, pixel values) to this .png"
+        parser.add_argument("--plot", type=Path, metavar="PATH", help=text)
+    found = parser.parse_args(argv)
+    require(found.file)
+    from data_prep import show
+
+    if name == "inspect":
+        show.inspect(found.file, found.plot)
+    else:
+        show.verify(found.file)
+
+
+def _parser(name: str, text: str) -> Parser:
+    return Parser(name, prog=f"python -m data_prep {name}", description=text)
+
+
+def _line(kind: type[Any]) -> str:
+    return (kind.__doc__ or "").splitlines()[0]

@@ -1,0 +1,97 @@
+"""What every source has: the flags of the partition, the seed and the file."""
+
+import dataclasses
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from data_prep import partitions
+from data_prep.partitions import Indices
+from data_prep.sources.base import Source
+from fedproc_mpi.errors import UserError
+from fedproc_mpi.flags import REQUIRED, flag, setting, validate
+
+BELONGS = {  # which partitions a flag is for
+    "beta": ("dirichlet",),
+    "ways": ("classes-per-client",),
+    "std": ("classes-per-client",),
+    "shots": ("classes-per-client",),
+    "min_samples": ("dirichlet", "iid"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """A source with its partition; each source derives from it, and its fields are the source's flags.
+
+    made_for_clients: the source makes its samples for --clients, whatever the partition.
+    """
+
+    made_for_clients: ClassVar[bool] = False
+
+    out: Path = setting(REQUIRED, "the shards file to write")
+    clients: int = setting(10, "clients m (natural: as many as there are sites)", low=1)
+    partition: Literal["auto", "dirichlet", "iid", "classes-per-client", "natural"] = setting(
+        "auto", "how samples go to clients; auto: natural where the data has sites, else dirichlet"
+    )
+    beta: float = setting(0.5, "dirichlet: concentration; small is heterogeneous", above=0)
+    ways: int = setting(3, "classes-per-client: mean number of classes of a client", low=1)
+    std: int = setting(0, "classes-per-client: each client has ways ± std classes, uniform", low=0)
+    shots: int = setting(0, "classes-per-client: samples of each class; 0: an even share of the class", low=0)
+    min_samples: int = setting(10, "dirichlet, iid: fewest samples of a client", low=1)
+    seed: int = setting(0, "seed of all draws; the same seed makes the same file anywhere", low=0)
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+    def load(self) -> Source:
+        """The images. Raises UserError where they are not as they should be."""
+        raise NotImplementedError
+
+    @property
+    def scratch(self) -> Path:
+        """The folder where decoded pixels may lie for a while."""
+        return self.out.parent
+
+    def split(self, source: Source) -> tuple[str, float | None, list[Indices]]:
+        """(the partition, β, each client's training rows)."""
+        kind = self._kind(bool(source.site_names))
+        labels, seed = source.train.labels, self.seed
+        for f in dataclasses.fields(Sharding):
+            kinds = BELONGS.get(f.name)
+            if kinds and kind not in kinds and getattr(self, f.name) != f.default:
+                raise UserError(
+                    f"{flag(f.name)} is for the partition {' or '.join(kinds)}, and this is {kind}"
+                )
+        if kind == "natural":
+            if source.train.sites is None:
+                raise UserError(f"--partition natural: {source.name} has no sites; SITE/CLASS folders have")
+            return kind, None, partitions.natural(source.train.sites, source.site_names)
+        if kind == "iid":
+            return kind, None, partitions.iid(labels, self.clients, seed, self.min_samples)
+        if kind == "classes-per-client":
+            parts = partitions.classes_per_client(labels, self.clients, self.ways, self.std, self.shots, seed)
+            shots = f", {self.shots} shots" if self.shots else ""
+            return f"{kind} {self.ways}±{self.std}{shots}", None, parts
+        parts = partitions.dirichlet(labels, self.clients, self.beta, seed, self.min_samples)
+        return kind, self.beta, parts
+
+    def _kind(self, has_sites: bool) -> str:
+        return ("natural" if has_sites else "dirichlet") if self.partition == "auto" else self.partition
+
+    def made_by(self, command: str, has_sites: bool) -> str:
+        """The command without paths and seed: it goes into the file, and so into its fingerprint."""
+        kind = self._kind(has_sites)
+        always = ["clients", "beta"] if kind == "dirichlet" else ["clients"]
+        words = ["python -m data_prep", command]
+        for f in sorted(dataclasses.fields(self), key=lambda f: f.name not in always):
+            value = getattr(self, f.name)
+            if f.name in ("seed", "download", "unofficial") or isinstance(value, Path):
+                continue
+            if f.name == "clients" and kind == "natural" and not self.made_for_clients:
+                continue
+            if kind in BELONGS.get(f.name, (kind,)) and (f.name in always or value != f.default):
+                values = value if isinstance(value, tuple) else () if value is True else (value,)
+                words += [flag(f.name), *(shlex.quote(str(v)) for v in values)]
+        return " ".join(words)
