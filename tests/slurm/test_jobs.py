@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.conftest import SMALL, Checkout
+from tests.support.cases import POISON
 from tests.support.processes import ROOT, skip_or_fail, wait_for
 
 MPICH = Path(os.environ.get("FEDPROC_MPICH_VENV", ROOT / ".venv-mpich"))
@@ -229,14 +230,7 @@ def test_an_interrupted_run_goes_on_when_submitted_again(checkout: Checkout) -> 
 
 
 def test_a_job_that_a_diverged_client_ended_goes_on_without_it(checkout: Checkout) -> None:
-    poison = [
-        "--algorithm",
-        str(ROOT / "tests" / "support" / "poison.py"),
-        "--poisoned",
-        "1",
-        "--rounds",
-        "3",
-    ]
+    poison = ["--algorithm", POISON, "--poisoned", "1", "--rounds", "3"]
     flags = ["--ntasks=2", "jobs/cifar10_m10.slurm", *SMALL, *poison]
     code, log = checkout.finish(checkout.submit(*flags), 120)
     assert code == 3, log

@@ -1,4 +1,8 @@
+<<<<<<< ours
 """Jobs that tests start: `python tests/support/jobs.py hashes SHARDS OUT`, several configs in one process.
+=======
+"""Jobs that tests start: `python tests/support/jobs.py hashes SHARDS OUT` runs several configs in a process.
+>>>>>>> theirs
 
 One start of torch a rank is what costs the time, so the configs share it.
 """
