@@ -1,4 +1,4 @@
-"""Law 1: every algorithm gives the same hash on every number of ranks and transport."""
+"""Law 1: the same hash, and the same figures, on every number of ranks, transport and load."""
 
 import json
 from pathlib import Path
@@ -7,33 +7,39 @@ import pytest
 
 from fedproc_mpi import Config, UserError, load_model, run
 from fedproc_mpi.learn.flat import list_sha256, tensors_sha256
-from tests.support.cases import CASES, SMALL
-from tests.support.processes import ROOT, call
+from tests.support import cases
+from tests.support.processes import ROOT, finish, start
 
-PARTS = ("3-mpi", "5-mpi", "4-torch")
+PARTS = {
+    "1-mpi": "VARIANTS",
+    "2-mpi": "VARIANTS",
+    "3-mpi": "CASES",
+    "3-mpi-busy": "VARIANTS",
+    "4-torch": "CASES",
+    "5-mpi": "CASES",
+}
 
 
 def test_the_same_hash_on_every_number_of_ranks_and_transport(shards: Path, tmp_path: Path) -> None:
-    """Every algorithm with sampling, a BatchNorm model, two kinds of personal models, excluded clients."""
-    script = str(ROOT / "tests" / "support" / "run_on_ranks.py")
-    done = call([script, str(shards), str(tmp_path), *PARTS], tmp_path, ranks=5, timeout=300)
-    assert done.returncode == 0, done.stderr
-    on_ranks = [json.loads((tmp_path / f"hashes-{part}.json").read_text()) for part in PARTS]
-    for name, options in CASES.items():
-        config = {**SMALL, **options}
-        result = run(Config.create(shards=str(shards), run_dir=str(tmp_path / f"{name}-alone"), **config))
+    parts = [f"{part}:{names}" for part, names in PARTS.items()]
+    script = str(ROOT / "tests" / "support" / "run_cases.py")
+    job = start([script, str(shards), str(tmp_path), *parts], tmp_path, ranks=5)
+    alone = {}
+    for name, options in cases.CASES.items():
+        run_dir = str(tmp_path / f"{name}-alone")
+        result = run(Config.create(shards=str(shards), run_dir=run_dir, **options))
         assert result is not None
-        expected = [result.summary["model_sha256"], result.summary["final_accuracy"]]
-        assert [found[name] for found in on_ranks] == [expected] * len(PARTS), name
-    lines = [
-        [json.loads(text) for text in (tmp_path / f"excluded-{n}" / "metrics.jsonl").read_text().splitlines()]
-        for n in ("alone", *PARTS)
-    ]
-    assert [[k for k, _ in line.get("excluded", [])] for line in lines[0]] == [[], [0, 2], []]
-    for other in lines[1:]:
-        for mine, theirs in zip(lines[0], other, strict=True):
-            for key in set(mine) - {"seconds", "round_seconds"}:
-                assert mine[key] == theirs[key], key
+        alone[name] = cases.outcome(result)
+    done = finish(job, timeout=280)
+    assert done.returncode == 0, done.stderr
+    for part, names in PARTS.items():
+        found = json.loads((tmp_path / f"{part}.json").read_text())
+        assert set(found) == set(getattr(cases, names)), part
+        for name, outcome in found.items():
+            assert outcome == alone[name], f"{name} on {part}"
+    assert len({alone[name]["model_sha256"] for name in cases.VARIANTS}) == len(cases.VARIANTS)
+    excluded = [line.get("excluded", []) for line in alone["excluded"]["rounds"]]
+    assert [[k for k, _ in line] for line in excluded] == [[], [0, 2], []]
     hash_is_over_the_clients_models(tmp_path / "fedproto-two-kinds-5-mpi")
 
 

@@ -16,7 +16,7 @@ from fedproc_mpi.store import checkpoint
 from fedproc_mpi.store.checkpoint import versions_of
 from fedproc_mpi.store.clients import NONE, ClientFiles, Kept, client_file, verify_clients
 from fedproc_mpi.store.files import CHECKPOINT, PREVIOUS
-from tests.support.cases import POISON, SMALL
+from tests.support.cases import SMALL, poisoned
 from tests.support.files import with_one_bit_changed
 
 CPU = torch.device("cpu")
@@ -178,12 +178,6 @@ def test_memory_is_bounded_with_1000_clients(tmp_path: Path) -> None:
     assert [states.load(k)["c"][0] for k in range(0, 1000, 7)] == list(range(0, 1000, 7))
     assert states.load(2) == {}
     assert len(states._cache) == 10
-
-
-def poisoned(shards: Path, run_dir: Path, clients: str, how: str) -> list[str]:
-    flags = {"algorithm": POISON, "poisoned": clients, "on-diverged": how, "shards": str(shards)}
-    flags |= {"run-dir": str(run_dir), "rounds": "3", "local-epochs": "1"}
-    return [word for name, value in flags.items() for word in (f"--{name}", value)]
 
 
 def test_a_diverged_client_stops_the_run(
