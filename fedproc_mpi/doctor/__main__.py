@@ -1,167 +1,206 @@
-"""`python -m fedproc_mpi.doctor`: start the examination, watch it, print. Exit 1 when something is wrong.
+"""`python -m fedproc_mpi.doctor`: the order of the checks, and the printing. Exit 1 when something is wrong.
 
-The examination is a process of its own, since a broken MPI may end or hang the process that starts it. This
-one imports neither MPI nor torch; under a launcher its child is the rank.
+A finding is printed as it comes. What may hang or crash is named before, so that the last line tells what
+it was: a rank that waits too long is ended by `faulthandler`, and its launcher then ends the others.
 """
 
 import argparse
-import contextlib
-import io
-import json
+import faulthandler
 import os
-import signal
+import platform
 import socket
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
-from typing import IO, Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
-from fedproc_mpi.comm.launch import launched_rank
-from fedproc_mpi.doctor.examine import QUIET, is_first, nvidia_devices
-from fedproc_mpi.doctor.findings import INSTALL, WRONG, Finding, brief, summary
+from fedproc_mpi.comm import Comm, launch
+from fedproc_mpi.comm.library import library_text, parse_mpi
+from fedproc_mpi.comm.serial import SerialComm
+from fedproc_mpi.config import Config
+from fedproc_mpi.doctor import findings as judge
+from fedproc_mpi.doctor import look
+from fedproc_mpi.doctor.findings import OK, WRONG, Finding
+from fedproc_mpi.errors import FedprocError, UserError
 
-GRACE = 15.0  # seconds for the first task to speak, before another ends: mpirun then ends them all
-PROBE_SECONDS = 60.0
-REMEDIES = {
-    "MPI library": INSTALL,
-    "HDF5": "use another folder; does its file server answer?",
-    "MPI start": "start with this library's mpirun, or srun --mpi=pmix (Open MPI), --mpi=pmi2 (MPICH)",
-    "meeting the other ranks": "a rank ended or hangs, or hosts do not reach each other: see stderr",
-    "torch": "install torch again, for this machine's processor",
-    "speed": "try --transport mpi, or another network layer of MPI (--mca btl tcp,self with Open MPI)",
-}
+ALONE, TOGETHER = 90, 240  # seconds for a step of one process, and for one in which all ranks must meet
+QUIET_SECONDS = (
+    15  # the tasks that say nothing wait so long, so that the launcher does not end the one that does
+)
 HELP = """What this machine's MPI, GPUs and launcher give. Also under mpirun or srun; then the findings are of
-all ranks, and a broadcast and a reduce are measured. Exit 0, or 1 when something is wrong."""
+all ranks, and a broadcast and a reduce are measured. A line '...' names what is tried next; where it is the
+last one, this hung or crashed. Exit 0, or 1 when something is wrong."""
+
+
+class Report:
+    """Prints findings and steps, where this rank is the one that speaks. comm: the ranks, once they met."""
+
+    def __init__(self) -> None:
+        self.speaks, self.doing = launch.speaks(), ""
+        self.comm: Comm = SerialComm()
+        self._found: list[Finding] = []
+
+    @contextmanager
+    def step(self, name: str, seconds: float = TOGETHER) -> Iterator[None]:
+        """Something that may hang or crash: named before, and ended after `seconds` with exit code 1."""
+        self.doing = name
+        self._print(f"{'...':8} {name}", sys.stderr)
+        faulthandler.dump_traceback_later(seconds, exit=True, file=2)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+    def tell(self, *found: Finding) -> None:
+        """Findings, at once."""
+        self._found += found
+        for finding in found:
+            self._print(finding.text(), sys.stdout)
+
+    def check(self, name: str, ask: Callable[[], list[Finding]]) -> None:
+        """A step of the speaking rank alone; that it fails is a finding."""
+        if not self.speaks:
+            return
+        try:
+            with self.step(name, ALONE):
+                self.tell(*ask())
+        except Exception as error:
+            self.fail(f"this check failed: {type(error).__name__}: {judge.brief(str(error))}")
+
+    def fail(self, said: str) -> None:
+        """The step under way went wrong in a way that nobody foresaw."""
+        if not self.speaks:
+            where = f"rank {launch.launched_rank()} on {socket.gethostname()}"
+            print(f"fedproc_mpi.doctor: {where}: {self.doing}: {said}", file=sys.stderr, flush=True)
+        self.tell(Finding(WRONG, self.doing, said, "see whether the lines above explain it; else tell us"))
+
+    def end(self) -> int:
+        """The last line, and the exit code."""
+        self._print(judge.summary(self._found), sys.stdout)
+        faulthandler.dump_traceback_later(TOGETHER, exit=True, file=2)  # MPI's own end may hang
+        return int(any(f.level == WRONG for f in self._found))
+
+    def _print(self, text: str, where: object) -> None:
+        if self.speaks:
+            with suppress(OSError):  # the reader went away: the exit code still counts
+                print(text, file=where, flush=True)  # type: ignore[call-overload]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a report; 0, 1 when something is wrong, 2 for a wrong flag."""
-    _open_standard_files()
-    first = is_first()
-    unheard = io.StringIO()
+    faulthandler.enable()
+    report = Report()
+    transport, config = _parse(argv, report.speaks)
+    text = _alone(report, config.threads)
     try:
-        with contextlib.ExitStack() as stack:
-            if not first:
-                stack.enter_context(contextlib.redirect_stderr(unheard))
-                stack.enter_context(contextlib.redirect_stdout(unheard))
-            options = _parser().parse_args(argv)
-    except SystemExit as leaving:
-        if not first and leaving.code:
-            time.sleep(1)
-        raise
-    found, problem, code = _watch([options.transport, str(options.threads)])
-    if found:
-        _show(summary(found))
-    elif problem:
-        said = f"rank {launched_rank()} on {socket.gethostname()}: {problem.name}: {problem.said}"
-        print(f"fedproc_mpi.doctor: {said}", file=sys.stderr, flush=True)
-    elif code == QUIET:
-        time.sleep(GRACE + PROBE_SECONDS * bool(nvidia_devices()))  # the first tries the GPU before it speaks
-    return int(code == QUIET or problem is not None or any(f.level == WRONG for f in found))
+        with report.step("torch"):  # many imports at once, on few cores, from a slow disk
+            import torch  # noqa: F401 - a broken one ends here, before ranks wait for each other
+        if _start_mpi(report, bool(text)):
+            _together(report, transport, config, text)
+    except FedprocError as error:
+        report.tell(judge.refusal(report.doing, error))
+        if not error.agreed and report.comm.size > 1:
+            report.comm.abort(1)  # the others wait for this rank
+    except Exception as error:
+        report.fail(f"{type(error).__name__}: {judge.brief(str(error))}")
+        if report.comm.size > 1:
+            report.comm.abort(1)
+    return report.end()
 
 
-def _watch(arguments: Sequence[str]) -> tuple[list[Finding], Finding | None, int]:
-    """Findings, shown as they come; what ended the examination early; its exit code."""
-    found: list[Finding] = []
-    step, seconds, failed = "start", 0, ""
-    reading, writing = os.pipe()
-    os.set_inheritable(writing, True)
-    with _scratch() as said, os.fdopen(reading, errors="replace") as lines:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "fedproc_mpi.doctor.examine", str(writing), *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
-            close_fds=False,  # MPICH's launcher talks to a rank through a file that it inherits
-        )
-        os.close(writing)
-        for line in lines:
-            message = _read(line)
-            step, seconds = message.get("doing", step), message.get("seconds", seconds)
-            failed = message.get("failed", failed)
-            if "finding" in message:
-                found.append(Finding(**message["finding"]))
-                _show(found[-1].text())
-        code = child.wait()
-        said.seek(0)
-        words = brief(said.read(10_000).decode(errors="replace"))
-    problem = None
-    if code not in (0, QUIET):
-        problem = early_end(step, seconds, code, failed, words)
-        if found:  # this rank is the one that speaks
-            found.append(problem)
-            _show(problem.text())
-    return found, problem, code
-
-
-def early_end(step: str, seconds: int, code: int, failed: str, words: str) -> Finding:
-    """The finding that the examination ended during `step`. failed: its own word; words: what was printed."""
-    if failed:
-        said = failed
-    elif code == -signal.SIGALRM:
-        said = f"no answer within {seconds} s"
-    elif code < 0:
-        said = f"the process was ended by {signal.Signals(-code).name} ({words})"
+def _alone(report: Report, threads: int) -> str:
+    """What one process can find out before MPI starts, after which it must not fork; MPI's version."""
+    report.check("Python", lambda: [Finding(OK, "Python", f"{platform.python_version()}, {sys.executable}")])
+    text = ""
+    try:
+        with report.step("MPI library"):
+            text = library_text()
+        report.tell(judge.library_finding(text, look.loaded_libraries()))
+    except UserError as error:
+        report.tell(Finding(WRONG, "MPI library", str(error), judge.INSTALL))
+    library, launched = parse_mpi(text), max(launch.launched_tasks().values(), default=0)
+    if launched:
+        report.check("launcher", lambda: [judge.launcher_finding(os.environ, launched, library)])
+        report.tell(Finding(OK, "ULFM", "tried when the doctor is started without mpirun or srun"))
     else:
-        said = f"the process ended itself with {code} ({words})"
-    return Finding(
-        WRONG,
-        step,
-        said,
-        f"{REMEDIES.get(step, 'start it again; if it stays, tell us')}; what follows was not looked at",
-    )
+        report.check("mpirun", lambda: look.mpirun(library))
+    report.check("HDF5", lambda: [look.hdf5(os.getcwd())])
+    report.check("Slurm", lambda: judge.slurm_findings(os.environ, len(look.own_cores())))
+    report.check("threads", lambda: [judge.threads_finding(os.environ, threads)])
+    if look.nvidia_devices() and text:
+        report.check("CUDA-aware", lambda: [judge.cuda_aware_finding(look.cuda_aware())])
+    return text
 
 
-def _read(line: str) -> dict[str, Any]:
-    try:
-        message = json.loads(line)
-    except ValueError:  # cut off where the child died
-        return {}
-    return message if isinstance(message, dict) else {}
+def _start_mpi(report: Report, has_mpi: bool) -> bool:
+    """Meet the other ranks, where a launcher started some. False where this task has no more to say."""
+    tasks = launch.launched_tasks()
+    if not tasks:
+        return True
+    with report.step("MPI start"):
+        size = launch.mpi_size() if has_mpi else None
+    mistake = launch.mpirun_inside_srun() or launch.many_jobs(tasks, size)
+    if mistake is None and has_mpi:
+        with report.step("MPI start"):
+            report.comm = launch.connect()
+        report.speaks = report.comm.rank == 0
+    elif mistake is not None:
+        report.tell(judge.refusal("launch", mistake))
+        if not report.speaks:
+            time.sleep(QUIET_SECONDS)
+    return report.speaks or report.comm.size > 1
 
 
-def _scratch() -> IO[bytes]:
-    """A file for what libraries print, or nothing where no folder takes one."""
-    try:
-        return tempfile.TemporaryFile()
-    except OSError:
-        return open(os.devnull, "w+b")
+def _together(report: Report, transport: str, config: Config, text: str) -> None:
+    """What all ranks find out: cores, versions, GPUs, transport, speed. Collective."""
+    from fedproc_mpi.placement.devices import place
+
+    comm = report.comm
+    with report.step("meeting the other ranks"):
+        ranks = comm.exchange(look.this_rank(comm.rank, text))
+    report.tell(Finding(OK, "torch", ranks[0].versions["torch"]))
+    asked = launch.oversubscription_asked()
+    report.tell(*judge.host_findings(ranks, comm.client_ranks, config.threads, asked))
+    report.tell(*judge.difference_findings(ranks))
+    with report.step("GPU"):
+        placement = place(config, comm)
+        placements = comm.exchange(placement)
+    visible = [rank.gpus for rank in ranks]
+    report.tell(*judge.gpu_findings(placements, visible, comm.client_ranks, look.nvidia_devices()))
+    chosen, finding = judge.transport_finding(placements, comm.client_ranks, transport)
+    report.tell(finding)
+    if comm.size == 1:
+        report.tell(Finding(OK, "speed", "alone: nothing to measure"))
+    if comm.size == 1 or not chosen:
+        return
+    with report.step("transport"):
+        connected, found = look.connect(comm, chosen, transport == "auto", placement, placements)
+    report.tell(*found)
+    with report.step("speed"):
+        report.tell(*look.measure(connected, placement.device))
+        if connected is not comm:
+            connected.close()
 
 
-def _show(text: str) -> None:
-    """Print at once; a reader that went away does not end the report, whose exit code still counts."""
-    try:
-        print(text, flush=True)
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-def _open_standard_files() -> None:
-    """Where stdin, stdout or stderr are closed, the next pipe would take their number."""
-    for fd in (0, 1, 2):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
-
-
-def _parser() -> argparse.ArgumentParser:
+def _parse(argv: Sequence[str] | None, speaks: bool) -> tuple[str, Config]:
+    """--transport, and a config with --threads. One rank alone tells what is wrong with a flag."""
     parser = argparse.ArgumentParser("python -m fedproc_mpi.doctor", description=HELP, allow_abbrev=False)
-    parser.add_argument(
-        "--transport", choices=("auto", "mpi", "torch"), default="auto", help="as the run will have it (auto)"
-    )
-    parser.add_argument("--threads", type=_positive, default=1, help="as the run will have it (1)")
-    return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError("a whole number from 1")
-    return int(text)
+    transports = ("auto", "mpi", "torch")
+    parser.add_argument("--transport", choices=transports, default="auto", help="as the run's (auto)")
+    parser.add_argument("--threads", type=int, default=1, help="as the run's (1)")
+    try:
+        if not speaks:
+            sys.stderr = sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        given = parser.parse_args(argv)
+        return given.transport, Config(threads=given.threads)
+    except UserError as error:
+        parser.error(str(error))
+    except SystemExit:
+        if not speaks:
+            time.sleep(1)  # the launcher may end all tasks when the first one leaves
+        raise
+    finally:
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
 
 
 if __name__ == "__main__":

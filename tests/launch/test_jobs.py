@@ -113,7 +113,7 @@ def test_over_torch_a_run_from_the_command_line_leaves_in_order(shards: Path, tm
 
 
 def test_many_tasks_while_mpi_says_one_is_refused_before_torch(tmp_path: Path) -> None:
-    """`srun` without a PMI plugin: N jobs, each rank 0 of 1. One task alone speaks; the others wait for it."""
+    """`srun` without a PMI plugin: N jobs, each rank 0 of 1. One alone speaks; the others wait for it."""
     code = "import sys; from fedproc_mpi.__main__ import main\ntry: sys.exit(main([]))\nfinally: "
     code += "print('torch' in sys.modules)"
     tasks = {
