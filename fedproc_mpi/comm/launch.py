@@ -79,8 +79,6 @@ def oversubscription_asked() -> bool:
             words = Path(f"/proc/{os.getppid()}/{name}").read_text(errors="replace").split("\0")
             wanted = (w for w in words if name == "cmdline" or w.startswith(("OMPI_MCA_", "PRTE_MCA_")))
             told += " ".join(wanted)
-                w for w in words if name == "cmdline" or w.startswith(("OMPI_MCA_", "PRTE_MCA_"))
-            )
     return OVERSUBSCRIBE.search(told) is not None
 
 
@@ -165,8 +163,8 @@ def mpirun_inside_srun(environment: Mapping[str, str] = os.environ) -> UserError
     if not (by_mpirun and tasks.isdigit() and nodes.isdigit() and int(tasks) > int(nodes)):
         return None
     return UserError(
-        f"mpirun inside srun: srun started {tasks} mpiruns, each would run the whole job; use one of the two, "
-        "mpirun in the batch script, or srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)"
+        f"mpirun inside srun: srun started {tasks} mpiruns, each would run the whole job; use one of the "
+        "two: mpirun in the batch script, or srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)"
     )
 
 
