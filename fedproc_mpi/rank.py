@@ -32,7 +32,7 @@ class Rank:
     """One rank's part of a run.
 
     config: complete, with the device that was found and the algorithm's options. placements: of all ranks.
-    trainers: by kind of model. state: what the server sends; it holds w⁰ on rank 0. clock:
+    trainers: by the model's name. state: what the server sends; it holds w⁰ on rank 0. clock:
     the seconds of this rank's clients. speeds: of all client ranks.
     """
 
@@ -54,11 +54,11 @@ class Rank:
 
     @property
     def trainer(self) -> Trainer:
-        """The first client's trainer; the only one where all clients have one kind of model."""
+        """The first client's trainer; the only one where all clients have the same model."""
         return self.trainer_of(0)
 
     def trainer_of(self, client: int) -> Trainer:
-        """This rank's trainer for the client's kind of model."""
+        """This rank's trainer for the client's model."""
         return self.trainers[self.algorithm.model_of(self.config, client)]
 
     def share_of_all(self) -> list[int]:
@@ -75,8 +75,8 @@ class Rank:
         """What a client starts with: a model drawn for it, where models are personal."""
         if not self.algorithm.personal:
             return {}
-        kind = self.algorithm.model_of(self.config, client)
-        module = _build(kind, client, self.config, self.shards, self.config.init)
+        name = self.algorithm.model_of(self.config, client)
+        module = _build(name, client, self.config, self.shards, self.config.init)
         model = FlatModel(module, self.config.channels_last)
         return {"model": model.vector_S, "counters": model.counters_N}
 
@@ -126,22 +126,22 @@ def _open_shards(config: Config, comm: Comm) -> Shards:
 def _trainers(
     config: Config, comm: Comm, algorithm: Algorithm, shards: Shards, device: torch.device, clock: Clock
 ) -> dict[str, Trainer]:
-    """A trainer per kind of model; all kinds give z of one width."""
-    kinds = dict.fromkeys(algorithm.model_of(config, k) for k in range(shards.num_clients))
-    check_norm(kinds, config.norm)
+    """A trainer per model, by its name; all models give z of one width."""
+    names = dict.fromkeys(algorithm.model_of(config, k) for k in range(shards.num_clients))
+    check_norm(names, config.norm)
     batches = Batches(shards, config.augment, device)
     # The server's broadcast brings --init to the others.
     init = config.init if algorithm.personal or comm.rank == 0 else ""
     trainers: dict[str, Trainer] = {}
-    for kind in kinds:
-        module = _build(kind, 0, config, shards, init)
+    for name in names:
+        module = _build(name, 0, config, shards, init)
         width = embedding_size(module, shards.header.image_shape)
         model = FlatModel(module.to(device), config.channels_last)
-        trainers[kind] = Trainer(config, model, batches, shards.num_classes, width, clock)
+        trainers[name] = Trainer(config, model, batches, shards.num_classes, width, clock)
         first = next(iter(trainers.values()))
         if width != first.embedding:
             raise UserError(
-                f"model {kind}: z has {width} values, the first client's has {first.embedding}; all clients' "
+                f"model {name}: z has {width} values, the first client's has {first.embedding}; all clients' "
                 "models need the same"
             )
     return trainers
@@ -158,11 +158,11 @@ def _first_state(algorithm: Algorithm, trainer: Trainer) -> State:
     return state
 
 
-def _build(kind: str, client: int, config: Config, shards: Shards, init: str) -> torch.nn.Module:
+def _build(name: str, client: int, config: Config, shards: Shards, init: str) -> torch.nn.Module:
     """A new model with w⁰; personal models are drawn per client. init: a file of weights, or ''."""
     seed = seed_for(config.seed, "model", client=client)
     shape, classes = shards.header.image_shape, shards.num_classes
-    module = build_model(kind, shape, classes, config.normalize_z, seed, config.norm)
+    module = build_model(name, shape, classes, config.normalize_z, seed, config.norm)
     if init:
         _load_init(module, init)
     return module

@@ -115,7 +115,7 @@ def _labels(y: Array, where: str) -> npt.NDArray[np.int64]:
     """Labels (N,) from (N,) or (N, 1) integers."""
     if y.ndim == 2 and y.shape[1] > 1:
         raise UserError(
-            f"{where} is {y.shape}: a multi-label set; every algorithm here needs one class a sample"
+            f"{where} is {y.shape}: a multi-label set; every algorithm here needs one class per sample"
         )
     if y.dtype.kind not in "iu" or y.ndim not in (1, 2):
         raise UserError(f"{where} is {y.dtype} {y.shape}; labels must be integers (N,) or (N, 1)")
