@@ -23,6 +23,7 @@ from fedproc_mpi.federated import Result
 from fedproc_mpi.learn.flat import Entry, State
 from fedproc_mpi.shards import Shards
 from fedproc_mpi.store import checkpoint, metrics, rundir
+from fedproc_mpi.store.lock import RunLock
 from fedproc_mpi.store.rundir import differences, own_files
 from tests.support.files import with_one_bit_changed
 
@@ -307,6 +308,29 @@ def test_a_run_is_never_overwritten(finished: Result, shards: Path, tmp_path: Pa
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write there"):
         run_once(shards, tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_that_another_process_made_while_this_one_waited_for_the_lock_is_left_alone(
+    finished: Result, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: bool
+) -> None:
+    run_dir, real, waited = tmp_path / "run", rundir.RunLock, []
+
+    def after_waiting(path: Path) -> RunLock:
+        if not waited:
+            waited.append(shutil.copytree(finished.run_dir, path, dirs_exist_ok=True))
+        return real(path)
+
+    monkeypatch.setattr(rundir, "RunLock", after_waiting)
+    if resume:
+        assert run_once(shards, run_dir, resume=True).summary == finished.summary
+    else:
+        with pytest.raises(UserError, match="already holds a finished run"):
+            run_once(shards, run_dir)
+    assert waited
+    assert not (run_dir / "lock").exists()
+    for path in finished.run_dir.iterdir():
+        assert (run_dir / path.name).read_bytes() == path.read_bytes()
 
 
 def test_bare_resume_takes_the_newest_unfinished_run_of_the_config(
