@@ -48,9 +48,8 @@ def verify(path: Path) -> None:
     """Check every client and the test set; UserError that names what is wrong."""
     wrong = []
     with Shards(path) as shards:
-        checks: list[Callable[[], None]] = [
-            partial(shards.verify_client, i) for i in range(shards.num_clients)
-        ]
+        m = shards.num_clients
+        checks: list[Callable[[], None]] = [partial(shards.verify_client, i) for i in range(m)]
         for check in [*checks, shards.verify_test]:
             try:
                 check()

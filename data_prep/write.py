@@ -16,13 +16,7 @@ PIECE = 1024  # images in memory at once
 
 
 def write(
-    source: Source,
-    parts: list[Indices],
-    out: Path,
-    seed: int,
-    kind: str,
-    beta: float | None,
-    made_by: str,
+    source: Source, parts: list[Indices], out: Path, seed: int, kind: str, beta: float | None, made_by: str
 ) -> str:
     """Write the shards; returns the fingerprint. UserError when the file cannot be written."""
     natural = kind == "natural"
