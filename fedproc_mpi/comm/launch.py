@@ -136,6 +136,13 @@ def mpi_size() -> int | None:
     return MPI.COMM_WORLD.Get_size()
 
 
+def abort(code: int) -> None:
+    """End all ranks at once, where MPI has started and there are others. Not collective."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and mpi.COMM_WORLD.Get_size() > 1:
+        mpi.COMM_WORLD.Abort(code)
+
+
 def many_jobs(tasks: Mapping[str, int], size: int | None) -> UserError | None:
     """What is wrong where several tasks were started, each of which is alone in its MPI.
 

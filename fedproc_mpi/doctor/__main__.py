@@ -14,9 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from fedproc_mpi.comm import Comm, launch
+from fedproc_mpi.comm import launch
 from fedproc_mpi.comm.library import library_text, parse_mpi
-from fedproc_mpi.comm.serial import SerialComm
 from fedproc_mpi.config import Config
 from fedproc_mpi.doctor import findings as judge
 from fedproc_mpi.doctor import look
@@ -33,11 +32,10 @@ last one, this hung or crashed. Exit 0, or 1 when something is wrong."""
 
 
 class Report:
-    """Prints findings and steps, where this rank is the one that speaks. comm: the ranks, once they met."""
+    """Prints findings and steps, where this rank is the one that speaks."""
 
     def __init__(self) -> None:
         self.speaks, self.doing = launch.speaks(), ""
-        self.comm: Comm = SerialComm()
         self._found: list[Finding] = []
 
     @contextmanager
@@ -93,18 +91,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     transport, config = _parse(argv, report.speaks)
     text = _alone(report, config.threads)
     try:
-        with report.step("torch"):  # many imports at once, on few cores, from a slow disk
-            import torch  # noqa: F401 - a broken one ends here, before ranks wait for each other
-        if _start_mpi(report, bool(text)):
+        if _launched_right(report, bool(text)):
+            with report.step("torch"):  # many imports at once, on few cores, from a slow disk
+                import torch  # noqa: F401 - a broken one is told here, by its own rank
             _together(report, transport, config, text)
     except FedprocError as error:
         report.tell(judge.refusal(report.doing, error))
-        if not error.agreed and report.comm.size > 1:
-            report.comm.abort(1)  # the others wait for this rank
+        if not error.agreed:
+            launch.abort(1)  # the others wait for this rank
     except Exception as error:
         report.fail(f"{type(error).__name__}: {judge.brief(str(error))}")
-        if report.comm.size > 1:
-            report.comm.abort(1)
+        launch.abort(1)
     return report.end()
 
 
@@ -132,31 +129,29 @@ def _alone(report: Report, threads: int) -> str:
     return text
 
 
-def _start_mpi(report: Report, has_mpi: bool) -> bool:
-    """Meet the other ranks, where a launcher started some. False where this task has no more to say."""
+def _launched_right(report: Report, has_mpi: bool) -> bool:
+    """Start MPI where a launcher started tasks. False where this task has no more to say."""
     tasks = launch.launched_tasks()
     if not tasks:
         return True
     with report.step("MPI start"):
         size = launch.mpi_size() if has_mpi else None
     mistake = launch.mpirun_inside_srun() or launch.many_jobs(tasks, size)
-    if mistake is None and has_mpi:
-        with report.step("MPI start"):
-            report.comm = launch.connect()
-        report.speaks = report.comm.rank == 0
-    elif mistake is not None:
+    if mistake is not None:
         report.tell(judge.refusal("launch", mistake))
         if not report.speaks:
             time.sleep(QUIET_SECONDS)
-    return report.speaks or report.comm.size > 1
+        return False
+    return has_mpi
 
 
 def _together(report: Report, transport: str, config: Config, text: str) -> None:
     """What all ranks find out: cores, versions, GPUs, transport, speed. Collective."""
     from fedproc_mpi.placement.devices import place
 
-    comm = report.comm
     with report.step("meeting the other ranks"):
+        comm = launch.connect()
+        report.speaks = comm.rank == 0
         ranks = comm.exchange(look.this_rank(comm.rank, text))
     report.tell(Finding(OK, "torch", ranks[0].versions["torch"]))
     asked = launch.oversubscription_asked()
