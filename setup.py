@@ -33,6 +33,7 @@ setup(
             "pytest>=8",
             "pytest-mpi>=0.6",
             "pytest-timeout>=2.3",
+            "pytest-xdist>=3.6",
             "hypothesis>=6.100",
             "scikit-learn>=1.4",
         ],

@@ -4,7 +4,6 @@ Prints the run directory, the shards file and the launcher's words, a line each;
 run is finished already. `--launcher`: its words alone. A mistake is one line on stderr, exit code 2.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -12,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,7 +20,6 @@ sys.path[0] = str(ROOT)  # the package of this checkout, as the ranks take it
 from fedproc_mpi.comm.library import Mpi, library_text, parse_mpi  # noqa: E402
 from fedproc_mpi.errors import UserError  # noqa: E402
 
-OWNER = "slurm_job"
 TOP = Path("runs")
 
 
@@ -97,25 +94,6 @@ def launcher() -> list[str]:
     return [path, *words[1:], "-n", tasks, *unbound]
 
 
-def claim(run_dir: Path) -> None:
-    """Two jobs must not write one run directory at the same time."""
-    me = os.environ["SLURM_JOB_ID"]
-    run_dir.mkdir(parents=True, exist_ok=True)
-    with (run_dir / OWNER).open("a+") as file:
-        with suppress(OSError):  # many cluster file systems refuse locks; squeue below does most of the work
-            fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-        owner = file.read().strip()
-        # Of an array squeue shows all tasks where the owner is the one that bears the array's own number.
-        alive = {f"{owner} {state}" for state in ("RUNNING", "COMPLETING", "SUSPENDED")}
-        if owner not in ("", me) and alive & set(
-            output("squeue", "--noheader", "--jobs", owner, "--format=%A %T").splitlines()
-        ):
-            fail(f"job {owner} is running this very config in {run_dir}; wait for it, or give --run-dir")
-        file.truncate(0)
-        file.write(me + "\n")
-
-
 def main(argv: list[str]) -> None:
     """See above."""
     answer = os.fdopen(os.dup(1), "w")
@@ -156,13 +134,8 @@ def main(argv: list[str]) -> None:
             f"model_sha256 {summary['model_sha256']}; --run-dir NEW runs it again"
         )
         words = []
-    else:
-        try:
-            claim(run_dir)
-        except OSError as error:
-            fail(f"{run_dir}: cannot write there: {error.strerror}")
-        if (run_dir / "checkpoint.pt").exists():
-            say(f"{run_dir} holds this run, unfinished: going on")
+    elif (run_dir / "checkpoint.pt").exists():
+        say(f"{run_dir} holds this run, unfinished: going on")
     print(run_dir, config.shards, *words, sep="\n", file=answer, flush=True)
 
 
