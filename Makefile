@@ -14,7 +14,8 @@ run: $(VENV)/installed
 	$(BIN)/mpirun -n $(RANKS) $(BIN)/python -m fedproc_mpi
 
 test: $(VENV)/installed-test .venv-mpich/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit
+	$(BIN)/python -m pytest tests/mpi tests/launch tests/slurm
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .
