@@ -11,6 +11,7 @@ from data_prep.sources import SOURCES
 from data_prep.sources.sharding import Sharding
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.flags import Parser
+from fedproc_mpi.terminal import complain, say
 
 READERS = {
     "inspect": "Show a shards file: clients, classes, sizes; with --plot a picture.",
@@ -23,19 +24,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0, or 2 for the user's mistakes, told in one line."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(f"{__doc__}\n")
-        for name, text in [*((name, _line(kind)) for name, kind in SOURCES.items()), *READERS.items()]:
-            print(f"  {name:13} {text}")
-        print("\n`python -m data_prep SOURCE --help` shows a source's flags.")
+        commands = [*((name, _line(kind)) for name, kind in SOURCES.items()), *READERS.items()]
+        lines = [f"  {name:13} {text}" for name, text in commands]
+        say(
+            "\n".join(
+                [f"{__doc__}\n", *lines, "\n`python -m data_prep SOURCE --help` shows a source's flags."]
+            )
+        )
         return 0 if arguments else 2
     try:
         _run(arguments[0], arguments[1:])
     except UserError as error:
-        print(f"data_prep: {error}", file=sys.stderr)
+        complain(f"data_prep: {error}")
         return error.exit_code
     except OSError as error:  # what no source foresaw: unreadable files, a full disk
         where = f"{error.filename}: " if error.filename else ""
-        print(f"data_prep: {where}{error.strerror or error}", file=sys.stderr)
+        complain(f"data_prep: {where}{error.strerror or error}")
         return UserError.exit_code
     except SystemExit:  # SOURCE --help
         pass
@@ -61,7 +65,7 @@ def shard(name: str, sharding: Sharding) -> None:
     made_by = sharding.made_by(name, bool(source.site_names))
     write(source, parts, sharding.out, sharding.seed, kind, beta, made_by)
     train, test = sum(map(len, parts)), len(source.test.labels)
-    print(f"data_prep: {sharding.out}: {len(parts)} clients, {train} samples, {test} test samples")
+    say(f"data_prep: {sharding.out}: {len(parts)} clients, {train} samples, {test} test samples")
 
 
 def require(path: Path) -> None:

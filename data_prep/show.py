@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.shards import Shards
+from fedproc_mpi.terminal import say
 
 
 def inspect(path: Path, plot: Path | None) -> None:
@@ -36,12 +37,12 @@ def inspect(path: Path, plot: Path | None) -> None:
             "fingerprint": shards.fingerprint,
         }
         for name, value in lines.items():
-            print(f"{name:18} {value}")
+            say(f"{name:18} {value}")
         if plot is not None:
             from data_prep.plot import draw
 
             draw(shards, counts_mK, plot)
-            print(f"{'picture':18} {plot}")
+            say(f"{'picture':18} {plot}")
 
 
 def verify(path: Path) -> None:
@@ -59,7 +60,7 @@ def verify(path: Path) -> None:
             more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
             raise UserError(f"{path}: {'; '.join(wrong[:5])}{more}")
         samples = f"{sum(shards.sizes)} + {shards.num_test} samples"
-        print(f"data_prep: {path}: whole: {shards.num_clients} clients, {samples}, {shards.fingerprint}")
+        say(f"data_prep: {path}: whole: {shards.num_clients} clients, {samples}, {shards.fingerprint}")
 
 
 def class_counts(shards: Shards) -> npt.NDArray[np.int64]:

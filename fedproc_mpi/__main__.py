@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fedproc_mpi.comm.launch import connect, leave_when_told
 from fedproc_mpi.errors import FedprocError, UserError
+from fedproc_mpi.terminal import complain, say
 
 if TYPE_CHECKING:
     from fedproc_mpi.comm import Comm
@@ -23,14 +24,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         comm = connect()  # before torch: a wrong launch is told at once
     except FedprocError as error:
-        print(f"fedproc_mpi: {error}", file=sys.stderr)
+        complain(f"fedproc_mpi: {error}")
         return error.exit_code
     try:
         return _run(list(sys.argv[1:] if argv is None else argv), comm)
     except FedprocError as error:
         if comm.rank == 0 or not error.agreed:
             where = "" if error.agreed or comm.rank == 0 else f" (rank {comm.rank})"
-            print(f"fedproc_mpi: {error}{where}", file=sys.stderr, flush=True)
+            complain(f"fedproc_mpi: {error}{where}")
         if not error.agreed and comm.size > 1:
             comm.abort(error.exit_code)
         if comm.size > 1:  # at the first rank's exit the launcher may end the others, who leave as well
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BaseException as error:  # sys.exit in a user's code and Ctrl-C too: one rank must not leave alone
         if comm.size == 1 and not isinstance(error, Exception):
             raise
-        print(f"fedproc_mpi: rank {comm.rank} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+        complain(f"fedproc_mpi: rank {comm.rank} failed:\n{traceback.format_exc()}")
         if comm.size > 1:
             comm.abort(1)
         return 1
@@ -96,14 +97,13 @@ def _show(result: "Result") -> None:
     except OSError as error:  # the run itself is done, and saved
         picture = f"none: {error.strerror}"
     split = ", ".join(f"{k} {v:.1f}" for k, v in summary["seconds"].items() if v >= 0.05)
-    print(
+    say(
         f"\nfinal accuracy  {100 * summary['final_accuracy']:.2f} %"
         f"\nbest accuracy   {100 * summary['best_accuracy']:.2f} %"
         f"\nseconds         {summary['total_seconds']:.1f} ({split})"
         f"\nmodel_sha256    {summary['model_sha256']}"
         f"\nrun directory   {result.run_dir}"
-        f"\npicture         {picture}",
-        flush=True,
+        f"\npicture         {picture}"
     )
 
 

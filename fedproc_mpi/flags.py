@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from fedproc_mpi.errors import UserError
+from fedproc_mpi.terminal import say
 
 REQUIRED = dataclasses.MISSING  # the default of a setting that has none
 KINDS = "bool, int, float, str, Path, a Literal of strings or ints, tuple[str, ...], or one of them | None"
@@ -149,6 +150,9 @@ class Parser(argparse.ArgumentParser):
                 raise UserError(f"{name}: no flag stands before this word; see --help")
             raise UserError(f"{name} is no flag of {self._of}; {nearest(meant, known)}")
         return found
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        say(message.rstrip("\n"), file)
 
     def error(self, message: str) -> NoReturn:
         """argparse's own complaints in our form."""

@@ -8,6 +8,7 @@ from typing import Any
 from fedproc_mpi.comm import Comm
 from fedproc_mpi.config import Config
 from fedproc_mpi.placement.devices import Placement, remarks
+from fedproc_mpi.terminal import say
 
 Show = Callable[[Mapping[str, Any]], None]
 
@@ -30,9 +31,9 @@ def shower(config: Config, comm: Comm, placements: Sequence[Placement], first_ro
     lines = [f"{config.algorithm}, {comm.size} rank(s) over {comm.name}"]
     lines += [placement.line() for placement in placements]
     lines += remarks(placements, comm.client_ranks)
-    print("\n".join(f"fedproc_mpi: {line}" for line in lines), flush=True)
+    say("\n".join(f"fedproc_mpi: {line}" for line in lines))
     if not sys.stderr.isatty():
-        return lambda line: print(round_text(line, config.rounds), flush=True)
+        return lambda line: say(round_text(line, config.rounds))
     from rich.progress import Progress, TimeRemainingColumn
 
     progress = Progress(*Progress.get_default_columns()[:3], TimeRemainingColumn(), transient=True)

@@ -7,11 +7,12 @@
     /test/images, /test/labels           the global test set
     /test/client_rows, /test/client_offsets   each client's own test rows (its class mix)
 
-Datasets are contiguous and uncompressed: a rank reads a client with one sequential read. Files are
-opened read-only with HDF5's locking off (Lustre and NFS often refuse locks), and written to a temporary
+Datasets are contiguous and uncompressed: a rank reads a client with one sequential read. HDF5's
+locking is off (Lustre and NFS often refuse locks): files are opened read-only, and written to a temporary
 name that is renamed at the end. This module is the one place that knows the format.
 """
 
+import errno
 import hashlib
 import json
 import math
@@ -20,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 import h5py
 import numpy as np
@@ -32,6 +33,8 @@ FORMAT, FORMAT_VERSION = "fedproc_mpi shards", 1
 Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.uint16]
 Rows = npt.NDArray[np.int64]
+NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
+ZEROS = bytes(2**20)
 
 
 @dataclass(frozen=True)
@@ -70,9 +73,13 @@ def write_shards(
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     needed = (int(offsets[-1]) + num_test) * math.prod(header.image_shape)
     try:
-        _reserve(temporary, needed)  # where it fails, it fails here: HDF5 does not survive a full disk
-        with h5py.File(temporary, "w", libver="v110") as file:
-            _reserve(temporary, needed)
+        with temporary.open(
+            "w+b"
+        ) as room:  # where it fails, it fails here: HDF5 does not survive a full disk
+            reserve(room, needed)
+        with h5py.File(temporary, "w", libver="v110", locking=False) as file:
+            with temporary.open("r+b") as room:
+                reserve(room, needed)
             images, labels = _create(file, "train", int(offsets[-1]), header.image_shape)
             checksums = np.zeros((len(sizes), 32), np.uint8)
             pieces = iter(clients)
@@ -231,11 +238,21 @@ class Shards:
         self.close()
 
 
-def _reserve(path: Path, size: int) -> None:
-    """Claim the disk's blocks, so that the writes into them cannot fail. OSError where there is no room."""
-    with path.open("ab") as file:
-        if size and hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, size)
+def reserve(file: IO[bytes], size: int) -> None:
+    """Claim `size` bytes of disk for a file that is open for reading and writing; what it holds stays.
+
+    Writes into them cannot fail later. OSError where there is no room. Where the file system has no
+    fallocate (NFS before 4.2, ext3, FUSE), the rest of the file is filled with zeros.
+    """
+    try:
+        os.posix_fallocate(file.fileno(), 0, max(1, size))
+    except (AttributeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in NO_FALLOCATE:
+            raise
+        for start in range(file.seek(0, os.SEEK_END), size, len(ZEROS)):
+            file.write(ZEROS[: size - start])
+        file.flush()
+        os.fsync(file.fileno())  # some file systems tell only now that the disk is full
 
 
 def _create(file: h5py.File, group: str, n: int, shape: tuple[int, int, int]) -> tuple[Any, Any]:

@@ -13,6 +13,7 @@ from rich.progress import track
 from data_prep.sources.base import Pixels
 from data_prep.sources.pixels import on_disk
 from fedproc_mpi.errors import UserError, reason
+from fedproc_mpi.terminal import say
 
 WINDOW = 4096  # files handed to the threads at once
 EXTENSIONS = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".pgm", ".ppm"}
@@ -53,7 +54,7 @@ def decode(
         if not skip_broken:
             remedy = "repair or remove them, or add --skip-broken"
             raise UserError(f"{len(broken)} of {len(files)} images cannot be read: {told}; {remedy}")
-        print(f"data_prep: skipped {len(broken)} of {len(files)} images: {'; '.join(broken)}")
+        say(f"data_prep: skipped {len(broken)} of {len(files)} images: {'; '.join(broken)}")
     good = [i for i, complaint in enumerate(complaints) if not complaint]
     positions = np.array(good, np.int64)
     return lambda rows: x_NHWC[positions[rows]], good

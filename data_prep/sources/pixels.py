@@ -1,13 +1,13 @@
 """Decoded images on disk, not in memory."""
 
 import math
-import os
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
 from fedproc_mpi.errors import UserError
+from fedproc_mpi.shards import reserve
 
 
 def on_disk(directory: Path, n: int, shape: tuple[int, int, int]) -> np.memmap:
@@ -20,9 +20,7 @@ def on_disk(directory: Path, n: int, shape: tuple[int, int, int]) -> np.memmap:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory) as file:
-            if hasattr(os, "posix_fallocate"):  # a disk that is full later would kill the process
-                os.posix_fallocate(file.fileno(), 0, size)
-            file.truncate(size)
+            reserve(file, size)  # a disk that is full later would kill the process
             return np.memmap(file, np.uint8, "r+", shape=(n, *shape))
     except OSError as error:
         raise UserError(

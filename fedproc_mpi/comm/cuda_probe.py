@@ -13,6 +13,7 @@ import torch
 
 from fedproc_mpi.comm.launch import LAUNCHER_PREFIXES
 from fedproc_mpi.errors import UserError
+from fedproc_mpi.terminal import say
 
 SECONDS = 60
 
@@ -62,7 +63,9 @@ def _main(device: str) -> None:
     comm.Reduce(buffers[0], buffers[2], op=MPI.SUM, root=0)
     comm.Bcast(buffers[2], root=0)
     right = torch.equal(received, sent) and torch.equal(total, sent)
-    sys.exit(print("ok") if right else "values changed on the way")
+    if not right:
+        sys.exit("values changed on the way")
+    say("ok")
 
 
 if __name__ == "__main__":

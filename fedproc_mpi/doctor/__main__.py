@@ -4,23 +4,26 @@ A finding is printed as it comes. What may hang or crash is named before, so tha
 it was: a rank that waits too long is ended by `faulthandler`, and its launcher then ends the others.
 """
 
-import argparse
 import faulthandler
+import io
 import os
 import platform
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from typing import TextIO
 
 from fedproc_mpi.comm import launch
 from fedproc_mpi.comm.library import library_text, parse_mpi
 from fedproc_mpi.config import Config
 from fedproc_mpi.doctor import findings as judge
 from fedproc_mpi.doctor import look
-from fedproc_mpi.doctor.findings import OK, WRONG, Finding
+from fedproc_mpi.doctor.findings import OK, WARNING, WRONG, Finding
 from fedproc_mpi.errors import FedprocError, UserError
+from fedproc_mpi.flags import Parser
+from fedproc_mpi.terminal import complain, say
 
 ALONE, TOGETHER = 90, 240  # seconds for a step of one process, and for one in which all ranks must meet
 QUIET_SECONDS = (
@@ -42,7 +45,7 @@ class Report:
     def step(self, name: str, seconds: float = TOGETHER) -> Iterator[None]:
         """Something that may hang or crash: named before, and ended after `seconds` with exit code 1."""
         self.doing = name
-        self._print(f"{'...':8} {name}", sys.stderr)
+        self._say(f"{'...':8} {name}", sys.stderr)
         faulthandler.dump_traceback_later(seconds, exit=True, file=2)
         try:
             yield
@@ -53,7 +56,7 @@ class Report:
         """Findings, at once."""
         self._found += found
         for finding in found:
-            self._print(finding.text(), sys.stdout)
+            self._say(finding.text())
 
     def check(self, name: str, ask: Callable[[], list[Finding]]) -> None:
         """A step of the speaking rank alone; that it fails is a finding."""
@@ -69,19 +72,18 @@ class Report:
         """The step under way went wrong in a way that nobody foresaw."""
         if not self.speaks:
             where = f"rank {launch.launched_rank()} on {socket.gethostname()}"
-            print(f"fedproc_mpi.doctor: {where}: {self.doing}: {said}", file=sys.stderr, flush=True)
+            complain(f"fedproc_mpi.doctor: {where}: {self.doing}: {said}")
         self.tell(Finding(WRONG, self.doing, said, "see whether the lines above explain it; else tell us"))
 
     def end(self) -> int:
         """The last line, and the exit code."""
-        self._print(judge.summary(self._found), sys.stdout)
+        self._say(judge.summary(self._found))
         faulthandler.dump_traceback_later(TOGETHER, exit=True, file=2)  # MPI's own end may hang
         return int(any(f.level == WRONG for f in self._found))
 
-    def _print(self, text: str, where: object) -> None:
+    def _say(self, text: str, to: TextIO | None = None) -> None:
         if self.speaks:
-            with suppress(OSError):  # the reader went away: the exit code still counts
-                print(text, file=where, flush=True)  # type: ignore[call-overload]
+            say(text, to)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     faulthandler.enable()
     report = Report()
     transport, config = _parse(argv, report.speaks)
-    text = _alone(report, config.threads)
+    text = _alone(report)
     try:
         if _launched_right(report, bool(text)):
             with report.step("torch"):  # many imports at once, on few cores, from a slow disk
@@ -105,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return report.end()
 
 
-def _alone(report: Report, threads: int) -> str:
+def _alone(report: Report) -> str:
     """What one process can find out before MPI starts, after which it must not fork; MPI's version."""
     report.check("Python", lambda: [Finding(OK, "Python", f"{platform.python_version()}, {sys.executable}")])
     text = ""
@@ -118,12 +120,10 @@ def _alone(report: Report, threads: int) -> str:
     library, launched = parse_mpi(text), max(launch.launched_tasks().values(), default=0)
     if launched:
         report.check("launcher", lambda: [judge.launcher_finding(os.environ, launched, library)])
-        report.tell(Finding(OK, "ULFM", "tried when the doctor is started without mpirun or srun"))
     else:
         report.check("mpirun", lambda: look.mpirun(library))
     report.check("HDF5", lambda: [look.hdf5(os.getcwd())])
     report.check("Slurm", lambda: judge.slurm_findings(os.environ, len(look.own_cores())))
-    report.check("threads", lambda: [judge.threads_finding(os.environ, threads)])
     if look.nvidia_devices() and text:
         report.check("CUDA-aware", lambda: [judge.cuda_aware_finding(look.cuda_aware())])
     return text
@@ -148,6 +148,7 @@ def _launched_right(report: Report, has_mpi: bool) -> bool:
 def _together(report: Report, transport: str, config: Config, text: str) -> None:
     """What all ranks find out: cores, versions, GPUs, transport, speed. Collective."""
     from fedproc_mpi.placement.devices import place
+    from fedproc_mpi.placement.transport import connect_transport
 
     with report.step("meeting the other ranks"):
         comm = launch.connect()
@@ -169,8 +170,10 @@ def _together(report: Report, transport: str, config: Config, text: str) -> None
     if comm.size == 1 or not chosen:
         return
     with report.step("transport"):
-        connected, found = look.connect(comm, chosen, transport == "auto", placement, placements)
-    report.tell(*found)
+        connected = connect_transport(comm, transport, False, placement, placements)
+    if connected is comm and chosen != "mpi":
+        remedy = "mend what the line above says, or leave it so"
+        report.tell(Finding(WARNING, "transport", "auto goes on over mpi", remedy))
     with report.step("speed"):
         report.tell(*look.measure(connected, placement.device))
         if connected is not comm:
@@ -179,23 +182,16 @@ def _together(report: Report, transport: str, config: Config, text: str) -> None
 
 def _parse(argv: Sequence[str] | None, speaks: bool) -> tuple[str, Config]:
     """--transport, and a config with --threads. One rank alone tells what is wrong with a flag."""
-    parser = argparse.ArgumentParser("python -m fedproc_mpi.doctor", description=HELP, allow_abbrev=False)
+    parser = Parser("the doctor", prog="python -m fedproc_mpi.doctor", description=HELP)
     transports = ("auto", "mpi", "torch")
     parser.add_argument("--transport", choices=transports, default="auto", help="as the run's (auto)")
     parser.add_argument("--threads", type=int, default=1, help="as the run's (1)")
     try:
-        if not speaks:
-            sys.stderr = sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-        given = parser.parse_args(argv)
+        with nullcontext() if speaks else redirect_stdout(io.StringIO()):  # --help
+            given = parser.parse_args(argv)
         return given.transport, Config(threads=given.threads)
     except UserError as error:
-        parser.error(str(error))
-    except SystemExit:
-        if not speaks:
-            time.sleep(1)  # the launcher may end all tasks when the first one leaves
-        raise
-    finally:
-        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+        launch.refuse(error)
 
 
 if __name__ == "__main__":

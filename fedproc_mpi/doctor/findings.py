@@ -153,28 +153,6 @@ def ulfm_finding(output: str) -> Finding:
     return Finding(OK, "ULFM", "no: a dead rank ends the job (not needed; --resume goes on)")
 
 
-def hdf5_finding(folder: str, failed: Mapping[str, str], lock_setting: str) -> Finding:
-    """The current folder. failed: what went wrong, by step; lock_setting: HDF5_USE_FILE_LOCKING.
-
-    create: a new file; lock: flock of it; write: HDF5 with its own locking, as data_prep does; read: HDF5
-    without locks, as a run does.
-    """
-    if "create" in failed:
-        remedy = "run where you may write, or name such places: --run-dir, --shards, data_prep --out"
-        return Finding(WARNING, "HDF5", f"{folder} cannot be written ({failed['create']})", remedy)
-    locks = f"locks do not work ({failed['lock']})" if "lock" in failed else "locks work"
-    if "write" in failed:
-        said = f"{folder}: HDF5 cannot write ({failed['write']}); {locks}"
-        remedy = "export HDF5_USE_FILE_LOCKING=FALSE for data_prep; runs read without locks anyway"
-        return Finding(WARNING, "HDF5", said, remedy)
-    if "read" in failed:
-        said = f"{folder}: a file cannot be read back ({failed['read']})"
-        return Finding(WRONG, "HDF5", said, "use another folder")
-    without = ", HDF5 does without" if "lock" in failed else ""
-    setting = f"; HDF5_USE_FILE_LOCKING={lock_setting}" if lock_setting else ""
-    return Finding(OK, "HDF5", f"{folder}: written and read; {locks}{without}{setting}")
-
-
 def slurm_findings(env: Mapping[str, str], cores: int) -> list[Finding]:
     """Slurm's variables. cores: how many this process may run on."""
     if "SLURM_JOB_ID" not in env:
@@ -195,13 +173,6 @@ def slurm_findings(env: Mapping[str, str], cores: int) -> list[Finding]:
         remedy = f"export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK, or srun --cpus-per-task={wanted}"
         found.append(Finding(WARNING, "Slurm", said, remedy))
     return found
-
-
-def threads_finding(env: Mapping[str, str], threads: int) -> Finding:
-    """A run sets torch's threads itself; OMP_NUM_THREADS changes nothing in it."""
-    asked = env.get("OMP_NUM_THREADS")
-    note = f"; OMP_NUM_THREADS={asked} is not heeded" if asked not in (None, str(threads)) else ""
-    return Finding(OK, "threads", f"{threads} per rank (--threads){note}")
 
 
 @dataclass(frozen=True)
@@ -290,10 +261,7 @@ def transport_finding(
     placements: "Sequence[Placement]", clients: range, transport: str
 ) -> tuple[str, Finding]:
     """What --transport gives with ranks placed like this: mpi, nccl, gloo, or '' for none."""
-    if len(placements) == 1:
-        if transport == "torch":
-            said = "--transport torch needs a server and a client rank"
-            return "", Finding(WARNING, "transport", said, "mpirun -n 2 python -m fedproc_mpi.doctor ...")
+    if len(placements) == 1 and transport == "auto":
         return "", Finding(OK, "transport", "alone: none")
     from fedproc_mpi.placement.transport import choose  # needs torch
 

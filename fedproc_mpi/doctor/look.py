@@ -10,20 +10,19 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
 from typing import TYPE_CHECKING, Any
 
 from fedproc_mpi.doctor import findings as judge
-from fedproc_mpi.doctor.findings import OK, WARNING, Finding, Mpirun, Rank
-from fedproc_mpi.errors import UserError
+from fedproc_mpi.doctor.findings import OK, WARNING, WRONG, Finding, Mpirun, Rank
+from fedproc_mpi.errors import reason
 
 if TYPE_CHECKING:
     from fedproc_mpi.comm import Comm
     from fedproc_mpi.comm.library import Mpi
-    from fedproc_mpi.placement.devices import Placement
 
 SECONDS, GRACE = 20.0, 3.0  # for each small job, and for one that is asked to end
 VALUES, REPEATS = 5_000_000, 5  # a broadcast of 20 MB of float32, a reduce of 40 MB of float64
@@ -145,55 +144,22 @@ def this_rank(rank: int, library: str) -> Rank:
 
 def hdf5(folder: str) -> Finding:
     """Write and read a file in the folder as data_prep and a run do, and remove it."""
-    import fcntl
-
     import h5py
 
-    failed: dict[str, str] = {}
-    with (
-        _noting(failed, "create"),
-        tempfile.NamedTemporaryFile(prefix=".fedproc_doctor_", suffix=".h5", dir=folder) as file,
-    ):
-        with _noting(failed, "lock"):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            fcntl.flock(file, fcntl.LOCK_UN)
-        with _noting(failed, "write"), h5py.File(file.name, "w") as written:
-            written["x"] = [1, 2, 3]
-        with _noting(failed, "read"), h5py.File(file.name, "r", locking=False) as back:
-            if back["x"][:].tolist() != [1, 2, 3]:
-                raise OSError("other values than were written")
-    return judge.hdf5_finding(folder, failed, os.environ.get("HDF5_USE_FILE_LOCKING", ""))
+    from fedproc_mpi.shards import reserve
 
-
-@contextmanager
-def _noting(failed: dict[str, str], step: str) -> Iterator[None]:
-    """Goes on after an OSError, which is kept under the step's name."""
     try:
-        yield
+        with tempfile.NamedTemporaryFile(prefix=".fedproc_doctor_", suffix=".h5", dir=folder) as file:
+            reserve(file, 2**20)
+            with h5py.File(file.name, "w", locking=False) as written:
+                written["x"] = [1, 2, 3]
+            with h5py.File(file.name, "r", locking=False) as back:
+                if back["x"][:].tolist() != [1, 2, 3]:
+                    return Finding(WRONG, "HDF5", f"{folder}: other values than were written", "use another")
     except OSError as error:
-        number = error.errno
-        failed[step] = f"{os.strerror(number)}, errno {number}" if number else judge.brief(str(error), 1)
-
-
-def connect(
-    comm: "Comm", chosen: str, goes_on: bool, mine: "Placement", placements: "Sequence[Placement]"
-) -> "tuple[Comm, list[Finding]]":
-    """The comm that a run would take. Collective; raises UserError, agreed.
-
-    chosen: of `choose`; goes_on: whether a run goes on over MPI where that fails (--transport auto);
-    placements: of all ranks.
-    """
-    from fedproc_mpi.placement.transport import connect_transport
-
-    # What auto takes is asked for by name: auto itself would go on without a finding.
-    by_name = "mpi" if chosen == "mpi" else "torch"
-    try:
-        return connect_transport(comm, by_name, False, mine, placements), []
-    except UserError as error:
-        if not (goes_on and error.agreed):
-            raise
-        said = f"{judge.refusal('transport', error).said}: auto goes on over mpi"
-        return comm, [Finding(WARNING, "transport", said, "mend that, or leave it so")]
+        remedy = "run where you may write, or name such places: --run-dir, --shards, data_prep --out"
+        return Finding(WARNING, "HDF5", f"{folder} cannot be written ({reason(error)})", remedy)
+    return Finding(OK, "HDF5", f"{folder}: written and read")
 
 
 def measure(comm: "Comm", device: Any) -> list[Finding]:

@@ -8,6 +8,7 @@ import torch
 from fedproc_mpi.comm import Comm
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.placement.devices import Placement
+from fedproc_mpi.terminal import say
 
 
 def choose(transport: str, placements: Sequence[Placement], clients: range) -> str:
@@ -15,6 +16,8 @@ def choose(transport: str, placements: Sequence[Placement], clients: range) -> s
 
     placements: of all ranks; clients: the client ranks. Raises UserError where the asked one cannot work.
     """
+    if len(placements) == 1 and transport == "torch":
+        raise UserError("--transport torch needs a server and a client rank: mpirun -n 2, or more")
     owners: dict[tuple[str, str], list[int]] = defaultdict(list)
     for rank in clients:
         if placements[rank].gpu is not None:  # slices (MIG) of one card are one GPU to NCCL
@@ -44,8 +47,6 @@ def connect_transport(
     if comm.name == "torch":  # a caller's own
         return comm
     with comm.agreed():
-        if comm.size == 1 and transport == "torch":
-            raise UserError("--transport torch needs a server and a client rank: mpirun -n 2, or more")
         chosen = choose(transport, placements, comm.client_ranks)
     if comm.size == 1:
         return comm
@@ -70,7 +71,7 @@ def connect_transport(
         if transport != "auto" or not error.agreed:
             raise
         if comm.rank == 0:
-            print(f"fedproc_mpi: {error}: going on over mpi", flush=True)
+            say(f"fedproc_mpi: {error}: going on over mpi")
         return comm
 
 

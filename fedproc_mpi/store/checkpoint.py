@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedproc_mpi.errors import UserError, reason
 from fedproc_mpi.store.files import CHECKPOINT, PREVIOUS, read_tensors, save_tensors, sync_names
+from fedproc_mpi.terminal import say
 
 
 def save(
@@ -65,7 +66,7 @@ def load(run_dir: Path, check: Callable[[Sequence[int]], None]) -> dict[str, Any
             damaged.append(f"{name}: {error if isinstance(error, UserError) else type(error).__name__}")
             continue
         if damaged:
-            print(f"fedproc_mpi: {run_dir}: {damaged[0]}; going on from the checkpoint before", flush=True)
+            say(f"fedproc_mpi: {run_dir}: {damaged[0]}; going on from the checkpoint before")
             os.replace(run_dir / name, run_dir / CHECKPOINT)
         saved["earlier_versions"] = []
         with suppress(Exception):  # missing, or damaged in any way: it names nothing that could be used

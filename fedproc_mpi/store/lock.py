@@ -6,6 +6,7 @@ from pathlib import Path
 from filelock import OwnerRecord, SoftFileLease, Timeout
 
 from fedproc_mpi.errors import UserError
+from fedproc_mpi.terminal import say
 
 NAME = "lock"
 # The lock is a file made with O_EXCL, which NFS and Lustre can do where they refuse flock. The holder
@@ -30,13 +31,13 @@ class RunLock:
         except Timeout:
             here = before is not None and _runs_here(before)
             if not here:
-                print(f"fedproc_mpi: {run_dir} is locked by {_words(before)}; is it alive? …", flush=True)
+                say(f"fedproc_mpi: {run_dir} is locked by {_words(before)}; is it alive? …")
             try:
                 self._lease.acquire(timeout=PATIENCE if here else LEASE_SECONDS + PATIENCE)
             except Timeout:
                 raise self._refusal(self._lease.owner) from None
         if before is not None:
-            print(f"fedproc_mpi: {run_dir}: {_words(before)} is dead; took over its lock", flush=True)
+            say(f"fedproc_mpi: {run_dir}: {_words(before)} is dead; took over its lock")
 
     def check(self) -> None:
         """Raise UserError where another process took the lock over, since this one slept for too long."""

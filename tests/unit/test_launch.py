@@ -15,16 +15,16 @@ def test_mpirun_inside_srun_is_told_from_mpiruns_own_daemons(
             for name, value in {f"SLURM_STEP_NUM_{k}": v for k, v in variables.items()}.items():
                 patch.setenv(name, value)
             patch.setenv(by, "0")
-            launch._refuse_mpirun_inside_srun()
+            assert launch.mpirun_inside_srun() is None
     monkeypatch.setattr(launch, "PATIENCE", 0)
     monkeypatch.setattr(launch.signal, "signal", lambda *_: None)
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "3")
     monkeypatch.setenv("SLURM_STEP_NUM_NODES", "2")
-    launch._refuse_mpirun_inside_srun()  # srun --mpi=pmi2: no mpirun's variable
+    assert launch.mpirun_inside_srun() is None  # srun --mpi=pmi2: no mpirun's variable
     for task, rank in (("0", "0"), ("0", "1"), ("1", "0")):
         monkeypatch.setenv("SLURM_PROCID", task)
         monkeypatch.setenv(by, rank)
         with pytest.raises(SystemExit) as leaving:
-            launch._refuse_mpirun_inside_srun()
+            launch.refuse(launch.mpirun_inside_srun())
         assert leaving.value.code == 2
     assert capsys.readouterr().err.count("mpirun inside srun") == 1

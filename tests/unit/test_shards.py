@@ -1,5 +1,7 @@
 """The shards file: what is written is read back, and every damage is named."""
 
+import errno
+import os
 import shutil
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from data_prep import heldout, partitions
 from data_prep.__main__ import main as data_prep
 from data_prep.sources.digits import Digits
 from fedproc_mpi.errors import UserError
-from fedproc_mpi.shards import Shards
+from fedproc_mpi.shards import Shards, reserve
 from tests.support.files import make_shards
 
 
@@ -172,3 +174,33 @@ def test_contents_that_cannot_be_trained_on(
 
     with pytest.raises(UserError, match=words):
         read_all()
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EBADF, errno.EINVAL])
+def test_space_is_claimed_where_the_disk_has_no_fallocate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """NFS before 4.2, ext3, FUSE: zeros are written behind what the file holds."""
+
+    def missing(fd: int, offset: int, size: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "posix_fallocate", missing)
+    monkeypatch.setattr("fedproc_mpi.shards.ZEROS", bytes(7))
+    with (tmp_path / "file").open("w+b") as file:
+        file.write(b"held")
+        file.flush()
+        reserve(file, 100)
+    assert (tmp_path / "file").read_bytes() == b"held" + bytes(96)
+    assert data_prep(["digits", "--out", str(tmp_path / "d.h5")]) == 0
+    assert data_prep(["verify", str(tmp_path / "d.h5")]) == 0
+
+
+def test_a_full_disk_is_no_missing_fallocate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with (tmp_path / "file").open("w+b") as file, pytest.raises(OSError, match="No space"):
+        reserve(file, 100)
+    assert (tmp_path / "file").read_bytes() == b""
