@@ -50,7 +50,7 @@ def verify(path: Path) -> None:
     wrong = []
     with Shards(path) as shards:
         m = shards.num_clients
-        checks: list[Callable[[], None]] = [partial(shards.verify_client, i) for i in range(m)]
+        checks: list[Callable[[], object]] = [partial(shards.client, i) for i in range(m)]
         for check in [*checks, shards.verify_test]:
             try:
                 check()

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedproc_mpi.errors import UserError
-from fedproc_mpi.flags import flag, nearest, setting, settings_of, validate
+from fedproc_mpi.flags import nearest, setting, settings_of, validate
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-__all__ = ["Config", "flag", "load_preset", "merge_presets", "nearest", "read_json", "setting"]
 PRESET_DIR = Path(__file__).parent / "presets"
 RECORDED = ("data", "files", "environment")  # what config.json holds besides the config
 DIGITS_SHARDS = "shards/digits_m10.h5"
@@ -39,8 +38,8 @@ class Config:
     init: str = setting("", "a file of initial weights (state_dict); empty: drawn from --seed")
     shards: str = setting(DIGITS_SHARDS, "the HDF5 shards file; the default one is made when it is missing")
     rounds: int = setting(15, "communication rounds T", "digits; paper: 100, Tiny-ImageNet 20", low=1)
-    local_epochs: int = setting(4, "local epochs E a round", "digits; paper: 10", low=1)
-    batch_size: int = setting(16, "samples a batch", "digits; paper: 64", low=1)
+    local_epochs: int = setting(4, "local epochs E per round", "digits; paper: 10", low=1)
+    batch_size: int = setting(16, "samples per batch", "digits; paper: 64", low=1)
     lr: float = setting(0.03, "learning rate of SGD, constant", "digits; paper: 0.01", above=0)
     momentum: float = setting(0.9, "momentum of SGD", "MOON §4.1", low=0)
     weight_decay: float = setting(1e-5, "weight decay of SGD", "MOON §4.1", low=0)
@@ -58,7 +57,7 @@ class Config:
     on_diverged: Literal["stop", "exclude"] = setting(
         "stop", "a client that diverges: end with exit 3, or leave it out of its round's sums"
     )
-    threads: int = setting(1, "intra-op threads a rank; changes the last bits of convolutions", low=1)
+    threads: int = setting(1, "intra-op threads per rank; changes the last bits of convolutions", low=1)
     channels_last: bool = setting(True, "memory format of images and convolution weights")
     precision: Literal["fp32", "tf32", "bf16"] = setting("fp32", "arithmetic of training and evaluation")
     deterministic: bool = setting(

@@ -12,6 +12,7 @@ import re
 import sys
 import types
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
@@ -20,6 +21,8 @@ from fedproc_mpi.terminal import say
 
 REQUIRED = dataclasses.MISSING  # the default of a setting that has none
 KINDS = "bool, int, float, str, Path, a Literal of strings or ints, tuple[str, ...], or one of them | None"
+READERS: dict[type, tuple[Any, ...]] = {int: (int, float), float: (float,), Path: (Path,)}
+METAVARS = {int: "N", float: "X", Path: "PATH", tuple: "NAME"}
 WORDS = {bool: "true or false", str: "a string", Path: "a path", tuple: "a list of strings"}
 
 
@@ -89,7 +92,6 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**{"allow_abbrev": False, "formatter_class": raw, **options})
         self._of = of
         self._values: dict[str, Any] = {}
-        self._needed: dict[str, str] = {}  # the help of each setting that has no default
 
     def add_flags(self, kind: type, title: str, defaults: Mapping[str, Any] | None = None) -> None:
         """A flag for each setting of a dataclass, under a title in --help. defaults: other than its own."""
@@ -97,8 +99,6 @@ class Parser(argparse.ArgumentParser):
         for name, field in settings_of(kind).items():
             default = self._values[name] = (defaults or {}).get(name, field.default)
             help_text = field.metadata.get("help", "")
-            if default is REQUIRED:
-                self._needed[name] = help_text
             text = f"{help_text} ({_shown(default)})".strip().replace("%", "%%")
             of, choices = _kind(name, hints[name])
             # argparse gets no default: what is None afterwards was not given.
@@ -110,7 +110,7 @@ class Parser(argparse.ArgumentParser):
                 flag(name),
                 type=functools.partial(_typed, of),
                 nargs="*" if of is tuple else None,
-                metavar=f"{{{','.join(map(str, choices))}}}" if choices else _metavar(of),
+                metavar=f"{{{','.join(map(str, choices))}}}" if choices else METAVARS.get(of, "TEXT"),
                 help=text,
             )
 
@@ -121,9 +121,9 @@ class Parser(argparse.ArgumentParser):
         """
         given = vars(self.parse_args(argv))
         values = {k: v if given[k] is None else given[k] for k, v in self._values.items()}
-        for name, help_text in self._needed.items():
-            if values[name] is REQUIRED:
-                raise UserError(f"{flag(name)} is missing: {help_text}")
+        for name, value in values.items():
+            if value is REQUIRED:
+                raise UserError(f"{flag(name)} is missing: {self._option_string_actions[flag(name)].help}")
         return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -205,17 +205,10 @@ def _range(low: float | None, high: float | None, above: float | None) -> str:
 
 def _typed(kind: type, text: str) -> Any:
     """A flag's text as a value of its kind; the text itself where it is none, for `validate` to refuse."""
-    readers: dict[type, tuple[Any, ...]] = {int: (int, float), float: (float,), Path: (Path,)}
-    for reader in readers.get(kind, ()):
-        try:
+    for reader in READERS.get(kind, ()):
+        with suppress(ValueError):
             return reader(text)
-        except ValueError:
-            continue
     return text
-
-
-def _metavar(kind: type) -> str:
-    return {int: "N", float: "X", Path: "PATH", tuple: "NAME"}.get(kind, "TEXT")
 
 
 def _shown(default: Any) -> str:

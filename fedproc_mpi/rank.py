@@ -14,6 +14,7 @@ from fedproc_mpi.clock import Clock
 from fedproc_mpi.comm import Comm
 from fedproc_mpi.config import Config
 from fedproc_mpi.errors import UserError
+from fedproc_mpi.identity import require_same
 from fedproc_mpi.learn.client import Tensors, Trainer
 from fedproc_mpi.learn.cohort import Speeds, assign, cohort_size
 from fedproc_mpi.learn.data import Batches, Clients
@@ -94,7 +95,10 @@ def set_up(config: Config, comm: Comm) -> Rank:
     with comm.agreed():
         algorithm = algorithms.build(config.algorithm, config.options)
         config = config.with_options(algorithm.options())
-        shards = _open_shards(config, comm)
+        shards = _open_shards(config)
+    require_same(comm, placement.host, config, shards.fingerprint)
+    with comm.agreed():
+        _verify(shards, comm)
         clients = Clients(shards, placement.device, config.channels_last, config.data_cache_mb * 10**6)
         clock = Clock()
         trainers = _trainers(config, comm, algorithm, shards, placement.device, clock)
@@ -106,21 +110,23 @@ def set_up(config: Config, comm: Comm) -> Rank:
     return Rank(config, connected, placements, shards, algorithm, clients, trainers, state, clock, speeds)
 
 
-def _open_shards(config: Config, comm: Comm) -> Shards:
-    """The shards, of which each client rank has checked its share of the clients, and rank 0 the test set."""
+def _open_shards(config: Config) -> Shards:
     shards = Shards(config.shards_copy or config.shards)
     if cohort_size(shards.num_clients, config.sample_rate) < 1:
         raise UserError(
             f"--sample-rate {config.sample_rate} of {shards.num_clients} clients draws none; "
             f"at least {1 / shards.num_clients:g}"
         )
+    return shards
+
+
+def _verify(shards: Shards, comm: Comm) -> None:
+    """Each client rank checks its share of the clients, and every rank the test set. Raises UserError."""
     if comm.rank in comm.client_ranks:
         ranks = comm.client_ranks
         for client in range(ranks.index(comm.rank), shards.num_clients, len(ranks)):
-            shards.verify_client(client)
-    if comm.rank == 0:
-        shards.verify_test()
-    return shards
+            shards.client(client)
+    shards.verify_test()
 
 
 def _trainers(

@@ -14,10 +14,12 @@ name that is renamed at the end. This module is the one place that knows the for
 
 import errno
 import hashlib
+import itertools
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +35,7 @@ FORMAT, FORMAT_VERSION = "fedproc_mpi shards", 1
 Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.uint16]
 Rows = npt.NDArray[np.int64]
+Piece = tuple[Images, Labels]
 NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
 ZEROS = bytes(2**20)
 
@@ -57,8 +60,8 @@ def write_shards(
     path: Path,
     header: Header,
     sizes: Sequence[int],
-    clients: Iterable[tuple[Images, Labels]],
-    test: Iterable[tuple[Images, Labels]],
+    clients: Iterable[Piece],
+    test: Iterable[Piece],
     num_test: int,
     client_test_rows: Sequence[Rows],
 ) -> str:
@@ -70,7 +73,7 @@ def write_shards(
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    offsets = _offsets(sizes)
     needed = (int(offsets[-1]) + num_test) * math.prod(header.image_shape)
     try:
         with temporary.open(
@@ -81,29 +84,15 @@ def write_shards(
             with temporary.open("r+b") as room:
                 reserve(room, needed)
             images, labels = _create(file, "train", int(offsets[-1]), header.image_shape)
-            checksums = np.zeros((len(sizes), 32), np.uint8)
-            pieces = iter(clients)
-            for i in range(len(sizes)):
-                start, stop = int(offsets[i]), int(offsets[i + 1])
-                digest = hashlib.sha256()
-                while start < stop:
-                    x_NHWC, y_N = next(pieces)
-                    images[start : start + len(y_N)], labels[start : start + len(y_N)] = x_NHWC, y_N
-                    digest.update(np.ascontiguousarray(x_NHWC, np.uint8).data)
-                    start += len(y_N)
-                assert start == stop, f"client {i}: a piece goes beyond its {sizes[i]} samples"
-                digest.update(np.ascontiguousarray(labels[int(offsets[i]) : stop], "<u2").data)
+            checksums, pieces = np.zeros((len(sizes), 32), np.uint8), iter(clients)
+            for i, (start, stop) in enumerate(itertools.pairwise(offsets)):
+                digest = _write_pieces(images, labels, pieces, int(start), int(stop))
+                digest.update(np.ascontiguousarray(labels[start:stop], "<u2").data)
                 checksums[i] = np.frombuffer(digest.digest(), np.uint8)
             file["train/offsets"], file["train/checksums"] = offsets, checksums
-            test_images, test_labels = _create(file, "test", num_test, header.image_shape)
-            start = 0
-            for x_NHWC, y_N in test:
-                test_images[start : start + len(y_N)], test_labels[start : start + len(y_N)] = x_NHWC, y_N
-                start += len(y_N)
-            assert start == num_test
+            _write_pieces(*_create(file, "test", num_test, header.image_shape), iter(test), 0, num_test)
             file["test/client_rows"] = np.concatenate([*client_test_rows, []]).astype(np.int64)
-            lengths = [len(rows) for rows in client_test_rows]
-            file["test/client_offsets"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+            file["test/client_offsets"] = _offsets([len(rows) for rows in client_test_rows])
             file.attrs["test_checksum"] = _test_checksum(file)
             file.attrs["format"], file.attrs["format_version"] = FORMAT, FORMAT_VERSION
             file.attrs["header"] = json.dumps(asdict(header))
@@ -118,11 +107,12 @@ class Shards:
     """A shards file, opened for reading. `with Shards(path) as shards:` or `close()`.
 
     Raises UserError, naming the file and what is wrong, when it is missing, no HDF5, truncated, of
-    another format version, or not consistent in itself. `verify_client` checks contents.
+    another format version, or not consistent in itself. What is read is verified as it is read.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._verified: tuple[int, int] | None = None
         if not self.path.is_file():
             raise UserError(f"{path}: no such shards file")
         try:
@@ -132,19 +122,17 @@ class Shards:
                 raise UserError(f"{path}: the file is truncated; make it again with data_prep") from error
             raise UserError(f"{path}: cannot be read as HDF5 ({_brief(error)})") from error
         try:
-            self._read_structure()
-        except (KeyError, TypeError, ValueError, OSError) as error:
+            with self._readable():
+                self._read_structure()
+        except UserError:
             self.close()
-            if isinstance(error, UserError):
-                raise
-            raise UserError(f"{path}: not a whole shards file ({_brief(error)}); make it again") from error
+            raise
 
     def _read_structure(self) -> None:
         attributes = self._file.attrs
         if attributes.get("format") != FORMAT:
             raise UserError(f"{self.path}: an HDF5 file, but no shards file of fedproc_mpi")
-        if int(attributes["format_version"]) != FORMAT_VERSION:
-            version = int(attributes["format_version"])
+        if (version := int(attributes["format_version"])) != FORMAT_VERSION:
             raise UserError(
                 f"{self.path}: format version {version}, this package reads {FORMAT_VERSION}; make it again"
             )
@@ -187,43 +175,71 @@ class Shards:
         """|D_i| of each client."""
         return [int(n) for n in np.diff(self.offsets)]
 
-    def client(self, i: int) -> tuple[Images, Labels]:
-        """A client's samples: images (n, H, W, C) uint8, labels (n,) uint16."""
-        rows = slice(int(self.offsets[i]), int(self.offsets[i + 1]))
-        return self._images[rows], self._labels[rows]
+    def client(self, i: int) -> Piece:
+        """A client's samples: images (n, H, W, C) uint8, labels (n,) uint16.
+
+        Raises UserError, naming the client, when its bytes changed or a label is not a class.
+        """
+        with self._readable():
+            rows = slice(int(self.offsets[i]), int(self.offsets[i + 1]))
+            x_NHWC, y_N = self._images[rows], self._labels[rows]
+            if _checksum(x_NHWC, y_N) != self._file["train/checksums"][i].tobytes():
+                raise UserError(
+                    f"{self.path}: client {i}: checksum mismatch, its data changed; make it again"
+                )
+            if int(y_N.max()) >= self.num_classes:
+                raise UserError(f"{self.path}: client {i}: label {y_N.max()} of {self.num_classes} classes")
+            return x_NHWC, y_N
 
     def client_labels(self, i: int) -> Labels:
-        """A client's labels alone, (n,) uint16."""
-        return self._labels[int(self.offsets[i]) : int(self.offsets[i + 1])]
+        """A client's labels alone, (n,) uint16; they are not verified."""
+        with self._readable():
+            return self._labels[int(self.offsets[i]) : int(self.offsets[i + 1])]
 
-    def test(self, start: int, stop: int) -> tuple[Images, Labels]:
-        """Rows start:stop of the test set."""
-        return self._test_images[start:stop], self._test_labels[start:stop]
+    def test(self, start: int, stop: int) -> Piece:
+        """Rows start:stop of the test set. Raises UserError as `verify_test` does, where the file changed."""
+        with self._readable():
+            if self._stamp() != self._verified:
+                self.verify_test()
+            return self._test_images[start:stop], self._test_labels[start:stop]
 
     def client_test_rows(self, i: int) -> Rows:
         """The rows of the test set that follow client i's own class mix."""
-        start, stop = self._file["test/client_offsets"][i : i + 2]
-        return self._file["test/client_rows"][start:stop]
-
-    def verify_client(self, i: int) -> None:
-        """Raise UserError, naming the client, when its bytes changed or a label is not a class."""
-        x_NHWC, y_N = self.client(i)
-        if _checksum(x_NHWC, y_N) != self._file["train/checksums"][i].tobytes():
-            raise UserError(f"{self.path}: client {i}: checksum mismatch, its data changed; make it again")
-        if int(y_N.max()) >= self.num_classes:
-            raise UserError(f"{self.path}: client {i}: label {y_N.max()} of {self.num_classes} classes")
+        with self._readable():
+            start, stop = self._file["test/client_offsets"][i : i + 2]
+            return self._file["test/client_rows"][start:stop]
 
     def verify_test(self) -> None:
-        """The same for the test set."""
-        if _test_checksum(self._file) != self._file.attrs["test_checksum"]:
-            raise UserError(f"{self.path}: test set: checksum mismatch, its data changed; make it again")
-        if int(self._test_labels[:].max()) >= self.num_classes:
-            raise UserError(f"{self.path}: test set: a label outside the {self.num_classes} classes")
-        rows = self._file["test/client_rows"][:]
-        if len(self._file["test/client_offsets"]) != self.num_clients + 1 or (
-            len(rows) and not 0 <= rows.min() <= rows.max() < self.num_test
-        ):
-            raise UserError(f"{self.path}: test/client_rows do not fit the test set")
+        """Raise UserError when the test set's bytes changed, or a label or row is out of range."""
+        with self._readable():
+            stamp = self._stamp()
+            if _test_checksum(self._file) != self._file.attrs["test_checksum"]:
+                raise UserError(f"{self.path}: test set: checksum mismatch, its data changed; make it again")
+            if int(self._test_labels[:].max()) >= self.num_classes:
+                raise UserError(f"{self.path}: test set: a label outside the {self.num_classes} classes")
+            rows = self._file["test/client_rows"][:]
+            if len(self._file["test/client_offsets"]) != self.num_clients + 1 or (
+                len(rows) and not 0 <= rows.min() <= rows.max() < self.num_test
+            ):
+                raise UserError(f"{self.path}: test/client_rows do not fit the test set")
+            self._verified = stamp
+
+    def _stamp(self) -> tuple[int, int]:
+        """Size and time of change of the open file: it may be written over while a run reads it."""
+        status = os.fstat(self._file.id.get_vfd_handle())
+        return status.st_size, status.st_mtime_ns
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """What HDF5 and NumPy raise over a damaged file, as a UserError."""
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:  # a damaged file can fail in any way
+            raise UserError(
+                f"{self.path}: not a whole shards file ({_brief(error)}); make it again"
+            ) from error
 
     def close(self) -> None:
         """Close the file."""
@@ -260,6 +276,25 @@ def _create(file: h5py.File, group: str, n: int, shape: tuple[int, int, int]) ->
     return images, file.create_dataset(f"{group}/labels", (n,), np.dtype("<u2"))
 
 
+def _write_pieces(
+    images: Any, labels: Any, pieces: Iterator[Piece], start: int, stop: int
+) -> "hashlib._Hash":
+    """Write pieces into the rows start:stop of two datasets; a digest of the images' bytes."""
+    digest = hashlib.sha256()
+    while start < stop:
+        x_NHWC, y_N = next(pieces)
+        end = start + len(y_N)
+        images[start:end], labels[start:end] = x_NHWC, y_N
+        digest.update(np.ascontiguousarray(x_NHWC, np.uint8).data)
+        start = end
+    assert start == stop, "a piece goes beyond its client's samples, or the test set"
+    return digest
+
+
+def _offsets(sizes: Sequence[int]) -> Rows:
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+
 def _checksum(x_NHWC: Images, y_N: Labels) -> bytes:
     digest = hashlib.sha256(np.ascontiguousarray(x_NHWC, np.uint8).data)
     digest.update(np.ascontiguousarray(y_N, "<u2").data)
@@ -268,9 +303,15 @@ def _checksum(x_NHWC: Images, y_N: Labels) -> bytes:
 
 def _test_checksum(file: h5py.File, block: int = 4096) -> str:
     digest = hashlib.sha256()
+    # A block of large images would be gigabytes, so it is read in steps.
     images, labels = file["test/images"], file["test/labels"]
+    step = max(1, 2**24 // math.prod(images.shape[1:]))
     for start in range(0, len(images), block):
-        digest.update(_checksum(images[start : start + block], labels[start : start + block]))
+        stop, one = min(start + block, len(images)), hashlib.sha256()
+        for a in range(start, stop, step):
+            one.update(np.ascontiguousarray(images[a : min(a + step, stop)], np.uint8).data)
+        one.update(np.ascontiguousarray(labels[start:stop], "<u2").data)
+        digest.update(one.digest())
     for name in ("test/client_rows", "test/client_offsets"):
         digest.update(np.ascontiguousarray(file[name][:], "<i8").data)
     return digest.hexdigest()

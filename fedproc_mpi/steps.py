@@ -70,7 +70,9 @@ def start_state(rank: Rank, store: RunStore) -> None:
                 task = Task(rank.clients[k], state.tensors(), {}, r, rank.trainer)
                 sums.add(k, algorithm.start_terms(task))
             except Diverged as error:
-                raise TrainingFailed(f"before the first round: {error}") from error
+                raise TrainingFailed(
+                    f"before the first round: {error}; look at the data and --init"
+                ) from error
     comm.reduce(sums.buffer)
     if comm.rank == 0:
         algorithm.start_update(state, sums)
@@ -106,9 +108,13 @@ def settle(rank: Rank, store: RunStore, reports: Sequence[Report], cohort: Seque
     """What the reports mean, the same on every rank. Raises TrainingFailed, agreed."""
     diverged, why = excluded(reports), ""
     if diverged and rank.config.on_diverged == "stop":
-        why = f"{diverged[0][1]}; --resume --on-diverged exclude goes on without it"
+        why = (
+            f"{diverged[0][1]}; start again with a lower --lr, or --resume --on-diverged exclude: without it"
+        )
     elif len(diverged) == len(cohort):
-        why = f"every client of the cohort diverged; the first: {diverged[0][1]}"
+        why = (
+            f"every client of the cohort diverged; the first: {diverged[0][1]}; start again with a lower --lr"
+        )
     if why:
         raise TrainingFailed(f"round {t}: {why}", agreed=True)
     if len(rank.trainers) == 1:  # with unequal models samples per second do not tell a rank's speed

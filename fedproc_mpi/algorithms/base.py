@@ -59,8 +59,12 @@ class Algorithm:
         """The sums of a round whose participants hold `sizes` samples: model state and losses, by |D_i|."""
         total, model = sum(sizes), trainer.model
         return {
-            "model": Group(model.vector_S.numel(), total, model.segments, reference=state["model"]),
-            "counters": Group(model.counters_N.numel(), total, model.counter_names, integer=True),
+            "model": Group(
+                size=model.vector_S.numel(), total=total, segments=model.segments, reference=state["model"]
+            ),
+            "counters": Group(
+                size=model.counters_N.numel(), total=total, segments=model.counter_names, integer=True
+            ),
             "losses": self.loss_group(total),
         }
 
@@ -102,7 +106,7 @@ class Algorithm:
 
     def loss_group(self, total: int) -> Group:
         """Sums of the loss and of each part, with a weight each: a part may be missing in some rounds."""
-        return Group(1 + len(self.loss_names), total, rows=1 + len(self.loss_names))
+        return Group(size=1 + len(self.loss_names), total=total, rows=1 + len(self.loss_names))
 
     def loss_term(self, task: Task, losses: Mapping[str, float]) -> Term:
         """A client's losses, as `Task.train` gives them, weighted by |D_i|."""

@@ -29,7 +29,7 @@ def group(
     """The sums of class means with a weight per class. sizes: |D_i| of the participants."""
     K, D = trainer.num_classes, trainer.embedding
     total = sum(sizes) if average == "count" else len(sizes)
-    return {"prototypes": Group(K * D, total, rows=K, reference=reference)}
+    return {"prototypes": Group(size=K * D, total=total, rows=K, reference=reference)}
 
 
 def term(means_KD: Tensor, counts_K: Tensor, average: Average = "holders") -> dict[str, Term]:

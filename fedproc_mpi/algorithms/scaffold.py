@@ -36,7 +36,7 @@ class Scaffold(FedAvg):
     def groups(self, state: State, trainer: Trainer, sizes: Sequence[int]) -> dict[str, Group]:
         P = trainer.model.num_params
         segments = [segment for segment in trainer.model.segments if segment.stop <= P]
-        change = Group(P, len(sizes), segments, reference=state["control"])
+        change = Group(size=P, total=len(sizes), segments=segments, reference=state["control"])
         return super().groups(state, trainer, sizes) | {"control": change}
 
     def correct_gradient(self, grad_P: Tensor, w_P: Tensor, task: Task) -> None:

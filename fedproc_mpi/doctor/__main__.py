@@ -26,12 +26,9 @@ from fedproc_mpi.flags import Parser
 from fedproc_mpi.terminal import complain, say
 
 ALONE, TOGETHER = 90, 240  # seconds for a step of one process, and for one in which all ranks must meet
-QUIET_SECONDS = (
-    15  # the tasks that say nothing wait so long, so that the launcher does not end the one that does
-)
-HELP = """What this machine's MPI, GPUs and launcher give. Also under mpirun or srun; then the findings are of
-all ranks, and a broadcast and a reduce are measured. A line '...' names what is tried next; where it is the
-last one, this hung or crashed. Exit 0, or 1 when something is wrong."""
+QUIET_SECONDS = 15  # other tasks wait this long, so that the one that speaks is done before the job ends
+HELP = """What this machine's MPI, launcher, cores, GPUs and folder give; under mpirun or srun too. A line
+'...' names what is tried next: where it is the last, this hung or crashed. Exit 1 when something is wrong."""
 
 
 class Report:
@@ -114,7 +111,8 @@ def _alone(report: Report) -> str:
     try:
         with report.step("MPI library"):
             text = library_text()
-        report.tell(judge.library_finding(text, look.loaded_libraries()))
+        said = [str(parse_mpi(text) or judge.brief(text, 1)), *look.loaded_libraries()]
+        report.tell(Finding(OK, "MPI library", ", ".join(said)))
     except UserError as error:
         report.tell(Finding(WRONG, "MPI library", str(error), judge.INSTALL))
     library, launched = parse_mpi(text), max(launch.launched_tasks().values(), default=0)
@@ -125,7 +123,7 @@ def _alone(report: Report) -> str:
     report.check("HDF5", lambda: [look.hdf5(os.getcwd())])
     report.check("Slurm", lambda: judge.slurm_findings(os.environ, len(look.own_cores())))
     if look.nvidia_devices() and text:
-        report.check("CUDA-aware", lambda: [judge.cuda_aware_finding(look.cuda_aware())])
+        report.check("CUDA-aware", look.cuda_aware)
     return text
 
 
@@ -155,8 +153,8 @@ def _together(report: Report, transport: str, config: Config, text: str) -> None
         report.speaks = comm.rank == 0
         ranks = comm.exchange(look.this_rank(comm.rank, text))
     report.tell(Finding(OK, "torch", ranks[0].versions["torch"]))
-    asked = launch.oversubscription_asked()
-    report.tell(*judge.host_findings(ranks, comm.client_ranks, config.threads, asked))
+    crowded = launch.oversubscription_asked()
+    report.tell(*judge.host_findings(ranks, comm.client_ranks, config.threads, crowded))
     report.tell(*judge.difference_findings(ranks))
     with report.step("GPU"):
         placement = place(config, comm)
@@ -165,15 +163,12 @@ def _together(report: Report, transport: str, config: Config, text: str) -> None
     report.tell(*judge.gpu_findings(placements, visible, comm.client_ranks, look.nvidia_devices()))
     chosen, finding = judge.transport_finding(placements, comm.client_ranks, transport)
     report.tell(finding)
-    if comm.size == 1:
-        report.tell(Finding(OK, "speed", "alone: nothing to measure"))
-    if comm.size == 1 or not chosen:
+    if not chosen:
         return
     with report.step("transport"):
         connected = connect_transport(comm, transport, False, placement, placements)
     if connected is comm and chosen != "mpi":
-        remedy = "mend what the line above says, or leave it so"
-        report.tell(Finding(WARNING, "transport", "auto goes on over mpi", remedy))
+        report.tell(Finding(WARNING, "transport", "auto goes on over mpi", "see the line above"))
     with report.step("speed"):
         report.tell(*look.measure(connected, placement.device))
         if connected is not comm:
@@ -183,9 +178,8 @@ def _together(report: Report, transport: str, config: Config, text: str) -> None
 def _parse(argv: Sequence[str] | None, speaks: bool) -> tuple[str, Config]:
     """--transport, and a config with --threads. One rank alone tells what is wrong with a flag."""
     parser = Parser("the doctor", prog="python -m fedproc_mpi.doctor", description=HELP)
-    transports = ("auto", "mpi", "torch")
-    parser.add_argument("--transport", choices=transports, default="auto", help="as the run's (auto)")
-    parser.add_argument("--threads", type=int, default=1, help="as the run's (1)")
+    parser.add_argument("--transport", default="auto", choices=("auto", "mpi", "torch"), help="as the run's")
+    parser.add_argument("--threads", type=int, default=1, help="as the run's")
     try:
         with nullcontext() if speaks else redirect_stdout(io.StringIO()):  # --help
             given = parser.parse_args(argv)

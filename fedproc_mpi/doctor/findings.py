@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from fedproc_mpi.comm.launch import mpirun_of, srun_step
 from fedproc_mpi.comm.library import Mpi, parse_mpi
 from fedproc_mpi.errors import FedprocError, UserError
+from fedproc_mpi.identity import differences, ranks_in_words, span
 
 if TYPE_CHECKING:
     from fedproc_mpi.placement.devices import Placement
@@ -35,11 +36,9 @@ class Finding:
 
 def summary(findings: Sequence[Finding]) -> str:
     """The last line of a report."""
-    wrong = sum(f.level == WRONG for f in findings)
-    warnings = sum(f.level == WARNING for f in findings)
-    if not wrong + warnings:
-        return "all ok"
-    return f"{warnings} warning{'s' * (warnings != 1)}, {wrong} wrong"
+    levels = [f.level for f in findings]
+    wrong, warnings = levels.count(WRONG), levels.count(WARNING)
+    return f"{warnings} warning{'s' * (warnings != 1)}, {wrong} wrong" if wrong + warnings else "all ok"
 
 
 def brief(text: str, lines: int = 2) -> str:
@@ -54,21 +53,13 @@ def refusal(name: str, error: FedprocError, level: str = WRONG) -> Finding:
     return Finding(level, name, said, remedy)
 
 
-def library_finding(text: str, loaded: Sequence[str]) -> Finding:
-    """mpi4py's MPI. text: its version in its own words; loaded: paths of the MPI libraries in memory."""
-    return Finding(OK, "MPI library", ", ".join([str(parse_mpi(text) or brief(text, 1)), *loaded]))
-
-
 def mixed_finding(loaded: Iterable[str], host: str = "") -> Finding | None:
     """Two MPI libraries in one process."""
     paths = sorted(set(loaded))
     if len(paths) < 2:
         return None
-    where = f" on {host}" if host else ""
-    said = f"two in one process{where}: {', '.join(paths)}"
-    remedy = (
-        "keep one: look at LD_LIBRARY_PATH, LD_PRELOAD, modules, and an h5py or torch built on another MPI"
-    )
+    said = f"two in one process{f' on {host}' if host else ''}: {', '.join(paths)}"
+    remedy = "keep one: see LD_LIBRARY_PATH, LD_PRELOAD, modules, and an h5py or torch built on another MPI"
     return Finding(WRONG, "MPI library", said, remedy)
 
 
@@ -117,8 +108,8 @@ def launcher_finding(env: Mapping[str, str], size: int, library: Mpi | None) -> 
     return Finding(OK, "launcher", said)
 
 
-def trial_finding(code: int | None, output: str, seconds: float) -> Finding:
-    """`mpirun -n 2` of a tiny program. code: None when it had to be killed after `seconds`."""
+def trial_finding(code: int | None, output: str) -> Finding:
+    """`mpirun -n 2` of a tiny program. code: None when it had to be killed."""
     sizes = re.findall(r"trial rank \d+ of (\d+)", output)
     if sizes == ["2", "2"] and code == 0:
         return Finding(OK, "mpirun -n 2", "gives ranks 0 and 1 of 2")
@@ -129,11 +120,9 @@ def trial_finding(code: int | None, output: str, seconds: float) -> Finding:
         return Finding(WARNING, "mpirun -n 2", "refuses to run as root", ROOT)
     if "not enough slots" in output:
         return slots_finding(2, code, output)
-    if code is None:
-        remedy = "try `mpirun -n 2 hostname`; does this host's name resolve? On a login node, ask in a job"
-        return Finding(WRONG, "mpirun -n 2", f"did not end within {seconds:.0f} s", remedy)
-    remedy = "on a login node this may be forbidden: ask in a job; else mend the MPI installation"
-    return Finding(WRONG, "mpirun -n 2", f"exit {code}: {brief(output)}", remedy)
+    remedy = "does this host's name resolve? On a login node this may be forbidden: ask in a job"
+    exit_code = "" if code is None else f"exit {code}: "
+    return Finding(WRONG, "mpirun -n 2", exit_code + brief(output), remedy)
 
 
 def slots_finding(ranks: int, code: int | None, output: str) -> Finding:
@@ -158,12 +147,8 @@ def slurm_findings(env: Mapping[str, str], cores: int) -> list[Finding]:
     if "SLURM_JOB_ID" not in env:
         return [Finding(OK, "Slurm", "no allocation")]
     wanted, step = env.get("SLURM_CPUS_PER_TASK", ""), srun_step(env)
-    parts = {
-        "node(s)": env.get("SLURM_JOB_NUM_NODES"),
-        "task(s)": env.get("SLURM_NTASKS"),
-        "CPU(s) per task": wanted,
-    }
-    told = [f"job {env['SLURM_JOB_ID']}", *(f"{n} {words}" for words, n in parts.items() if n), step]
+    parts = (("SLURM_JOB_NUM_NODES", "node"), ("SLURM_NTASKS", "task"), ("SLURM_CPUS_PER_TASK", "CPU"))
+    told = [f"job {env['SLURM_JOB_ID']}", *(f"{env[k]} {what}(s)" for k, what in parts if k in env), step]
     found = [Finding(OK, "Slurm", ", ".join(t for t in told if t))]
     more = wanted.isdigit() and int(wanted) > 1
     # Under mpirun, and in a step that has its cores, nothing is missing whatever the variables say.
@@ -191,21 +176,6 @@ class Rank:
     gpus: int = 0
 
 
-def span(numbers: Iterable[int]) -> str:
-    """0-3,5 for 0, 1, 2, 3, 5."""
-    runs: list[list[int]] = []
-    for n in sorted(set(numbers)):
-        if runs and n == runs[-1][1] + 1:
-            runs[-1][1] = n
-        else:
-            runs.append([n, n])
-    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
-
-
-def _plural(word: str, numbers: Sequence[int]) -> str:
-    return f"{word}{'s' * (len(numbers) != 1)} {span(numbers)}"
-
-
 def host_findings(ranks: Sequence[Rank], clients: range, threads: int, oversubscribed: bool) -> list[Finding]:
     """One finding per host: which ranks may run on which cores, and whether these are enough.
 
@@ -220,11 +190,11 @@ def host_findings(ranks: Sequence[Rank], clients: range, threads: int, oversubsc
             sets.setdefault(tuple(r.cores), []).append(r.rank)
         everyone, union = [r.rank for r in here], sorted({core for r in here for core in r.cores})
         machine = max(r.machine_cores for r in here)
-        shown = [f"{_plural('rank', who)} on {_plural('core', cores)}" for cores, who in sets.items()]
+        shown = [f"{ranks_in_words(who)} on {ranks_in_words(cores, 'core')}" for cores, who in sets.items()]
         if len(shown) > 4:
             own = " of its own" if sum(map(len, sets)) == len(union) and len(sets) == len(here) else ""
             each = f"{span(map(len, sets))} core(s){own} of {span(union)}"
-            shown = [f"{_plural('rank', everyone)}, each on {each}"]
+            shown = [f"{ranks_in_words(everyone)}, each on {each}"]
         said = f"{host}: {'; '.join(shown)} ({machine} in all)"
         groups = [*((who, len(cores)) for cores, who in sets.items()), (everyone, len(union))]
         needs = [(sum(r in clients for r in who), cores) for who, cores in groups]
@@ -244,15 +214,10 @@ def host_findings(ranks: Sequence[Rank], clients: range, threads: int, oversubsc
 
 def difference_findings(ranks: Sequence[Rank]) -> list[Finding]:
     """Ranks whose Python, torch or MPI is another one, and processes with two MPI libraries."""
-    found = []
-    for name in dict.fromkeys(name for r in ranks for name in r.versions):
-        owners: dict[str, list[int]] = {}
-        for r in ranks:
-            owners.setdefault(r.versions.get(name) or "none", []).append(r.rank)
-        if len(owners) > 1:
-            differing = "; ".join(f"{_plural('rank', who)}: {version}" for version, who in owners.items())
-            said = f"not the same everywhere: {differing}"
-            found.append(Finding(WRONG, name, said, "one environment for all hosts"))
+    found = [
+        Finding(WRONG, name, f"not the same everywhere: {where}", "one environment for all hosts")
+        for name, where in differences([(r.host, r.versions) for r in ranks]).items()
+    ]
     mixed = {r.host: finding for r in ranks if (finding := mixed_finding(r.libraries, r.host))}
     return found + list(mixed.values())
 
@@ -291,22 +256,15 @@ def gpu_findings(
         owners: dict[str, list[int]] = {}
         for p in here:
             owners.setdefault(f"GPU {p.gpu} {p.gpu_name} ({p.gpu_uuid[:8]})", []).append(p.rank)
-        shown = [f"{gpu} {_plural('rank', who)}" for gpu, who in owners.items()]
+        shown = [f"{gpu} {ranks_in_words(who)}" for gpu, who in owners.items()]
         found.append(Finding(OK, "GPU", f"{host}: {'; '.join(shown)}"))
         alone = [p for p in here if p.rank in clients and visible[p.rank] == 1]
         if len({p.gpu_uuid for p in alone}) > 1:
-            who = _plural("rank", [p.rank for p in alone])
+            who = ranks_in_words([p.rank for p in alone])
             said = f"{host}: {who} see one GPU each: NCCL cannot reach the peers directly"
             remedy = "--gpus-per-node in place of --gpus-per-task: the package itself gives each rank its own"
             found.append(Finding(WARNING, "GPU", said, remedy))
     return found
-
-
-def cuda_aware_finding(why_not: str) -> Finding:
-    """why_not: what went wrong when MPI was handed GPU memory; '' for nothing."""
-    if not why_not:
-        return Finding(OK, "CUDA-aware", "yes: MPI reads and writes GPU memory, --cuda-aware works")
-    return Finding(OK, "CUDA-aware", f"no ({why_not}); tensors pass through host memory, as by default")
 
 
 def speed_finding(name: str, nbytes: int, seconds: Sequence[float], right: bool, over: str) -> Finding:

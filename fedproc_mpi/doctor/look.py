@@ -89,7 +89,7 @@ def mpirun(library: "Mpi | None") -> list[Finding]:
     if used is None or used.mpi is None or library is None or used.mpi.clashes(library):
         return found
     job, program = [used.path, "-n", "2"], [sys.executable, "-c", TRIAL]
-    found.append(judge.trial_finding(*run(job + program), SECONDS))
+    found.append(judge.trial_finding(*run(job + program)))
     if found[-1].level != OK:
         return found
     more = len(own_cores()) + 1
@@ -120,11 +120,14 @@ def nvidia_devices() -> int:
     return len(glob.glob("/dev/nvidia[0-9]*"))
 
 
-def cuda_aware() -> str:
-    """What goes wrong when MPI is handed GPU memory, in a process of its own; '' for nothing."""
+def cuda_aware() -> list[Finding]:
+    """Whether MPI can be handed GPU memory, tried in a process of its own."""
     from fedproc_mpi.comm.cuda_probe import failure
 
-    return failure("cuda:0")
+    why_not = failure("cuda:0")
+    said = f"no ({why_not}); tensors pass through host memory, as by default"
+    yes = "yes: MPI reads and writes GPU memory, --cuda-aware works"
+    return [Finding(OK, "CUDA-aware", said if why_not else yes)]
 
 
 def this_rank(rank: int, library: str) -> Rank:

@@ -187,7 +187,7 @@ class Trainer:
     def frozen(self, name: str, vector_S: Tensor, counters_N: Tensor) -> Callable[[Tensor], Tensor]:
         """x_BCHW → z_BD of another state of the model: eval mode, no gradient.
 
-        The copy of that name is kept and filled again each time, so a rank holds one a name.
+        The copy of that name is kept and filled again each time, so a rank holds one per name.
         """
         if name not in self._twins:
             module = copy.deepcopy(self.model.module)

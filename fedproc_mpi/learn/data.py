@@ -112,7 +112,7 @@ def cuts(n: int, batch_size: int, drop_last: bool, min_batch: int) -> list[tuple
 
 
 def augment_batch(x_BCHW: Tensor, kind: str, generator: torch.Generator) -> Tensor:
-    """Augment a uint8 batch on its device; one set of random numbers a sample, drawn on the host.
+    """Augment a uint8 batch on its device; one set of random numbers per sample, drawn on the host.
 
     cifar10: pad 4 by reflection, random crop to the old size, random horizontal flip (MOON's code).
     cifar100: pad 4 with zeros, crop, flip, rotation within ±15° (nearest neighbour, zero fill).

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedproc_mpi.config import nearest
 from fedproc_mpi.errors import UserError
+from fedproc_mpi.flags import nearest
 
 EMBEDDING = 256  # D: MOON §4.1, FedProc §4.1
 ImageShape = tuple[int, int, int]  # H, W, C

@@ -34,7 +34,7 @@ class Segment:
     stop: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Group:
     """A set of tensors that share their weights.
 
@@ -110,7 +110,7 @@ class WeightedSums:
                 self._sums[name][segment.start : segment.stop] += part
 
     def weights(self, name: str) -> Tensor:
-        """The sum of the weights that arrived, one a row (float64, whole numbers)."""
+        """The sum of the weights that arrived, one per row (float64, whole numbers)."""
         return self._weights[name]
 
     def mean(self, name: str) -> Tensor:

@@ -32,7 +32,7 @@ def choose(transport: str, placements: Sequence[Placement], clients: range) -> s
         uuids = sorted({placements[rank].gpu_uuid for rank in ranks})
         raise UserError(
             f"--transport torch: ranks {', '.join(map(str, ranks))} share the GPU {', '.join(uuids)} of "
-            f"{host}, which NCCL does not allow; --transport mpi does, or start one client rank a GPU"
+            f"{host}, which NCCL does not allow; --transport mpi does, or start one client rank per GPU"
         )
     return "nccl" if owners else "gloo"
 

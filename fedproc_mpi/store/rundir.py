@@ -1,8 +1,6 @@
 """The run directory: which one a run writes, and what makes two runs the same. On rank 0."""
 
 import dataclasses
-import hashlib
-import importlib.util
 import itertools
 import json
 import platform
@@ -13,11 +11,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedproc_mpi.comm import Comm
-from fedproc_mpi.config import FIELD_DEFAULTS, Config, flag, read_json
+from fedproc_mpi.config import FIELD_DEFAULTS, Config, read_json
 from fedproc_mpi.errors import UserError
+from fedproc_mpi.flags import flag
+from fedproc_mpi.identity import own_files, package_sha256
 from fedproc_mpi.placement.devices import Placement
 from fedproc_mpi.shards import Shards
 from fedproc_mpi.store.files import CHECKPOINT, CONFIG, METRICS, MODEL, PREVIOUS, SUMMARY, save_json
@@ -147,25 +148,12 @@ def differences(run_dir: Path, config: Config, fingerprint: str) -> str:
     return "; ".join(words)
 
 
-def own_files(config: Config) -> dict[str, str]:
-    """SHA-256 of the user's own files on which the result depends as well: algorithm, models, --init."""
-    found = {}
-    for key, value in config.result_fields().items():
-        for word in value.split(",") if isinstance(value, str) else ():
-            path = word if word.endswith(".py") or key == "init" else ""
-            with suppress(ImportError, ValueError):
-                spec = importlib.util.find_spec(word.partition(":")[0]) if ":" in word else None
-                path = (spec and spec.origin) or path
-            if Path(path).is_file():
-                found[word] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    return found
-
-
 def _environment(comm: Comm, placements: Sequence[Placement]) -> dict[str, Any]:
     """Versions of what can change the last bits, and how the run was started."""
     facts: dict[str, Any] = {"fedproc_mpi": "not installed"}
     with suppress(PackageNotFoundError):
         facts["fedproc_mpi"] = version("fedproc_mpi")
+    facts |= {"source_sha256": package_sha256(), "numpy": np.__version__}
     facts |= {"python": platform.python_version(), "torch": torch.__version__, **comm.versions()}
     facts["cpu"] = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     facts |= {"transport": comm.name, "ranks": len(placements)}

@@ -87,7 +87,7 @@ def test_whole_alone_and_under_mpirun(tmp_path: Path) -> None:
     serial = report(doctor(tmp_path), 0)
     assert "ok       MPI library" in serial
     assert "ok       mpirun -n 2  gives ranks 0 and 1 of 2" in serial
-    assert "alone: nothing to measure" in serial
+    assert "ok       transport    alone: none" in serial
     assert serial.splitlines()[-1].endswith((" 0 wrong", "all ok"))
     text = report(job, 0)
     assert text.count(" host  ") == 1

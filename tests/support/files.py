@@ -6,10 +6,10 @@ from pathlib import Path
 from data_prep.__main__ import main as data_prep
 
 
-def make_shards(folder: Path, clients: int = 5) -> Path:
+def make_shards(folder: Path, clients: int = 5, seed: int = 0) -> Path:
     """Digits for a few clients."""
     path = folder / f"digits_m{clients}.h5"
-    arguments = ["digits", "--clients", str(clients), "--beta", "0.5", "--seed", "0", "--out", str(path)]
+    arguments = ["digits", "--clients", str(clients), "--seed", str(seed), "--out", str(path)]
     assert data_prep(arguments) == 0
     return path
 

@@ -15,7 +15,7 @@ from fedproc_mpi.algorithms.fedprox import FedProx
 from fedproc_mpi.algorithms.moon import Moon, loss_con
 from fedproc_mpi.algorithms.scaffold import Scaffold, effective_steps
 from fedproc_mpi.algorithms.solo import Solo
-from fedproc_mpi.config import flag
+from fedproc_mpi.flags import flag
 from fedproc_mpi.learn.client import Batch, Round, Task, Tensors, Trainer
 from fedproc_mpi.learn.data import ClientData
 from fedproc_mpi.learn.flat import Entry, FlatModel, State

@@ -165,7 +165,7 @@ def test_an_algorithm_is_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[
     path.write_text(
         "from dataclasses import dataclass\n"
         "from fedproc_mpi.algorithms.fedavg import FedAvg\n"
-        "from fedproc_mpi.config import setting\n"
+        "from fedproc_mpi.flags import setting\n"
         "@dataclass(frozen=True)\n"
         "class Mine(FedAvg):\n"
         "    '''Mine.'''\n"

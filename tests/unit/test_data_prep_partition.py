@@ -237,8 +237,8 @@ def test_pieces_and_whole_clients_make_the_same_file(tmp_path):
     ]
     assert prints[0] == prints[1]
     with Shards(tmp_path / "1.h5") as shards:
-        shards.verify_client(0)
-        shards.verify_client(1)
+        shards.client(0)
+        shards.client(1)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ FLOORS = [
     ("learn", "learn.sums", "learn.flat", "learn.seeds", "learn.cohort", "learn.models"),
     ("shards",),
     ("learn.data",),
-    ("placement",),
+    ("placement", "identity"),
     ("learn.client", "learn.evaluation"),
     ("algorithms",),
     ("rank", "store"),

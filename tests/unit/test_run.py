@@ -20,11 +20,12 @@ from fedproc_mpi.algorithms.fedproc import FedProc
 from fedproc_mpi.config import read_json
 from fedproc_mpi.errors import reason
 from fedproc_mpi.federated import Result
+from fedproc_mpi.identity import own_files
 from fedproc_mpi.learn.flat import Entry, State
 from fedproc_mpi.shards import Shards
 from fedproc_mpi.store import checkpoint, metrics, rundir
 from fedproc_mpi.store.lock import RunLock
-from fedproc_mpi.store.rundir import differences, own_files
+from fedproc_mpi.store.rundir import differences
 from tests.support.files import with_one_bit_changed
 
 QUICK = {"rounds": 4, "local_epochs": 1, "batch_size": 32}

@@ -46,7 +46,7 @@ def test_what_is_written_is_read_back(shards: Path) -> None:
             x_NHWC, y_N = file.client(i)
             assert np.array_equal(x_NHWC, source.train.images(part))
             assert np.array_equal(y_N, source.train.labels[part])
-            file.verify_client(i)
+            file.client(i)
             # a client's test rows have only classes that it holds, each that the test set has
             held = set(source.train.labels[part].tolist())
             assert {int(source.test.labels[row]) for row in file.client_test_rows(i)} == held
@@ -144,7 +144,7 @@ def test_damage_is_named(copy: Path, what: str, words: str) -> None:
     def read_all() -> None:
         with Shards(copy) as file:
             for i in range(file.num_clients):
-                file.verify_client(i)
+                file.client(i)
             file.verify_test()
 
     with pytest.raises(UserError, match=words):
@@ -170,7 +170,7 @@ def test_contents_that_cannot_be_trained_on(
 
     def read_all() -> None:
         with Shards(tmp_path / "x.h5") as file:
-            file.verify_client(2)
+            file.client(2)
 
     with pytest.raises(UserError, match=words):
         read_all()

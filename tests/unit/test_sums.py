@@ -31,7 +31,7 @@ def rounds(draw: st.DrawFn) -> tuple[torch.Tensor, list[torch.Tensor], list[int]
 
 
 def new_sums(reference: torch.Tensor, weights: list[int]) -> WeightedSums:
-    return WeightedSums({"model": Group(6, sum(weights), SEGMENTS, reference=reference)})
+    return WeightedSums({"model": Group(size=6, total=sum(weights), segments=SEGMENTS, reference=reference)})
 
 
 @settings(max_examples=150, deadline=None)
@@ -79,8 +79,8 @@ def test_thousand_clients_at_the_edge_of_the_range_stay_exact() -> None:
     # reference 1 → range 2^10; every client at +1024 or, for the prototypes, at -1024 with weight 1
     edge = torch.tensor([1024.0, -1024.0])
     groups = {
-        "model": Group(2, 1000 * 4999, reference=torch.ones(2)),
-        "prototypes": Group(2, 1000, rows=2, reference=torch.ones(2)),
+        "model": Group(size=2, total=1000 * 4999, reference=torch.ones(2)),
+        "prototypes": Group(size=2, total=1000, rows=2, reference=torch.ones(2)),
     }
     sums = WeightedSums(groups)
     for i in range(1000):
@@ -96,7 +96,7 @@ def test_thousand_clients_at_the_edge_of_the_range_stay_exact() -> None:
 def test_thousand_random_clients_in_two_orders() -> None:
     rng = np.random.default_rng(0)
     values = torch.from_numpy(rng.uniform(-1024, 1024, (1000, 4)).astype("f4"))
-    group = {"prototypes": Group(4, 1000, rows=4, reference=torch.ones(4))}
+    group = {"prototypes": Group(size=4, total=1000, rows=4, reference=torch.ones(4))}
     forward, backward = WeightedSums(group), WeightedSums(group)
     for i in range(1000):
         forward.add(i, {"prototypes": Term(values[i], torch.ones(4))})
@@ -106,7 +106,7 @@ def test_thousand_random_clients_in_two_orders() -> None:
 
 def test_integer_counters_are_exact() -> None:
     # (1·999,999 + 3·1,000,001) / 4 = 1,000,000.5 → 1,000,000 (round half to even); and equal stay equal
-    sums = WeightedSums({"counters": Group(2, 4, integer=True)})
+    sums = WeightedSums({"counters": Group(size=2, total=4, integer=True)})
     sums.add(0, {"counters": Term(torch.tensor([999_999, 10**6]), 1)})
     sums.add(1, {"counters": Term(torch.tensor([1_000_001, 10**6]), 3)})
     assert sums.mean("counters").tolist() == [1_000_000, 1_000_000]
@@ -117,7 +117,7 @@ def test_small_weights_lose_nothing_that_float32_averaging_keeps() -> None:
     rng = np.random.default_rng(1)
     weights = [int(n) for n in rng.integers(50, 500, 10)]
     values = [torch.from_numpy((1e-5 * rng.standard_normal(1000)).astype("f4")) for _ in range(10)]
-    sums = WeightedSums({"model": Group(1000, sum(weights), reference=values[0])})
+    sums = WeightedSums({"model": Group(size=1000, total=sum(weights), reference=values[0])})
     plain = torch.zeros(1000)
     for i, value in enumerate(values):
         sums.add(i, {"model": Term(value, weights[i])})
@@ -133,7 +133,12 @@ def test_small_weights_lose_nothing_that_float32_averaging_keeps() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1025.0, -1025.0])
 def test_a_diverged_client_is_named_and_nothing_of_it_is_added(bad: float) -> None:
     reference = torch.ones(6)
-    sums = WeightedSums({"model": Group(6, 30, SEGMENTS, reference=reference), "losses": Group(1, 30)})
+    sums = WeightedSums(
+        {
+            "model": Group(size=6, total=30, segments=SEGMENTS, reference=reference),
+            "losses": Group(size=1, total=30),
+        }
+    )
     sums.add(4, {"model": Term(torch.ones(6), 10), "losses": Term(torch.ones(1), 10)})
     before = bits_of(sums)
     value = torch.ones(6)
@@ -144,7 +149,7 @@ def test_a_diverged_client_is_named_and_nothing_of_it_is_added(bad: float) -> No
 
 
 def test_rows_of_weight_zero_are_ignored_whatever_they_hold() -> None:
-    sums = WeightedSums({"prototypes": Group(4, 3, rows=2)})
+    sums = WeightedSums({"prototypes": Group(size=4, total=3, rows=2)})
     held = torch.tensor([1, 0])
     sums.add(0, {"prototypes": Term(torch.tensor([2.0, 4.0, math.inf, 1e30]), held)})
     assert sums.mean("prototypes").tolist() == [2.0, 4.0, 0.0, 0.0]
@@ -153,7 +158,7 @@ def test_rows_of_weight_zero_are_ignored_whatever_they_hold() -> None:
 
 def test_model_average_by_sizes_one_to_three() -> None:
     # (1·2 + 3·6) / 4 = 5; (1·-1 + 3·1) / 4 = 0.5
-    sums = WeightedSums({"model": Group(2, 4)})
+    sums = WeightedSums({"model": Group(size=2, total=4)})
     sums.add(0, {"model": Term(torch.tensor([2.0, -1.0]), 1)})
     sums.add(1, {"model": Term(torch.tensor([6.0, 1.0]), 3)})
     assert sums.mean("model").tolist() == [5.0, 0.5]
