@@ -93,10 +93,16 @@ def write_shards(
             _write_pieces(*_create(file, "test", num_test, header.image_shape), iter(test), 0, num_test)
             file["test/client_rows"] = np.concatenate([*client_test_rows, []]).astype(np.int64)
             file["test/client_offsets"] = _offsets([len(rows) for rows in client_test_rows])
-            file.attrs["test_checksum"] = _test_checksum(file)
-            file.attrs["format"], file.attrs["format_version"] = FORMAT, FORMAT_VERSION
-            file.attrs["header"] = json.dumps(asdict(header))
-            file.attrs["fingerprint"] = fingerprint = _fingerprint(file)
+            file.attrs["format_version"] = FORMAT_VERSION
+            words = {
+                "format": FORMAT,
+                "header": json.dumps(asdict(header)),
+                "test_checksum": _test_checksum(file),
+            }
+            for name, text in words.items():
+                file.attrs[name] = np.bytes_(text.encode())
+            fingerprint = _fingerprint(file)
+            file.attrs["fingerprint"] = np.bytes_(fingerprint.encode())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -129,19 +135,18 @@ class Shards:
             raise
 
     def _read_structure(self) -> None:
-        attributes = self._file.attrs
-        if attributes.get("format") != FORMAT:
+        if "format" not in self._file.attrs or _text(self._file, "format") != FORMAT:
             raise UserError(f"{self.path}: an HDF5 file, but no shards file of fedproc_mpi")
-        if (version := int(attributes["format_version"])) != FORMAT_VERSION:
+        if (version := int(self._file.attrs["format_version"])) != FORMAT_VERSION:
             raise UserError(
                 f"{self.path}: format version {version}, this package reads {FORMAT_VERSION}; make it again"
             )
-        header: dict[str, Any] = json.loads(attributes["header"])
+        header: dict[str, Any] = json.loads(_text(self._file, "header"))
         self.header = Header(**{**header, "image_shape": tuple(header["image_shape"])})
         self._images, self._labels = self._file["train/images"], self._file["train/labels"]
         self._test_images, self._test_labels = self._file["test/images"], self._file["test/labels"]
         self.offsets: Rows = self._file["train/offsets"][:]
-        self.fingerprint = str(attributes["fingerprint"])
+        self.fingerprint = _text(self._file, "fingerprint")
         shapes = {self._images.shape[1:], self._test_images.shape[1:]}
         if shapes != {self.header.image_shape}:
             raise UserError(f"{self.path}: images are {shapes}, the header says {self.header.image_shape}")
@@ -199,13 +204,13 @@ class Shards:
     def test(self, start: int, stop: int) -> Piece:
         """Rows start:stop of the test set. Raises UserError as `verify_test` does, where the file changed."""
         with self._readable():
-            if self._stamp() != self._verified:
-                self.verify_test()
+            self._verify_test_if_changed()
             return self._test_images[start:stop], self._test_labels[start:stop]
 
     def client_test_rows(self, i: int) -> Rows:
         """The rows of the test set that follow client i's own class mix."""
         with self._readable():
+            self._verify_test_if_changed()
             start, stop = self._file["test/client_offsets"][i : i + 2]
             return self._file["test/client_rows"][start:stop]
 
@@ -213,7 +218,7 @@ class Shards:
         """Raise UserError when the test set's bytes changed, or a label or row is out of range."""
         with self._readable():
             stamp = self._stamp()
-            if _test_checksum(self._file) != self._file.attrs["test_checksum"]:
+            if _test_checksum(self._file) != _text(self._file, "test_checksum"):
                 raise UserError(f"{self.path}: test set: checksum mismatch, its data changed; make it again")
             if int(self._test_labels[:].max()) >= self.num_classes:
                 raise UserError(f"{self.path}: test set: a label outside the {self.num_classes} classes")
@@ -223,6 +228,10 @@ class Shards:
             ):
                 raise UserError(f"{self.path}: test/client_rows do not fit the test set")
             self._verified = stamp
+
+    def _verify_test_if_changed(self) -> None:
+        if self._stamp() != self._verified:
+            self.verify_test()
 
     def _stamp(self) -> tuple[int, int]:
         """Size and time of change of the open file: it may be written over while a run reads it."""
@@ -317,11 +326,20 @@ def _test_checksum(file: h5py.File, block: int = 4096) -> str:
     return digest.hexdigest()
 
 
+def _text(file: h5py.File, name: str) -> str:
+    """A text attribute. It is written with its length fixed: HDF5's heap of free ones has no checksums.
+
+    Files from before that have such attributes.
+    """
+    value = file.attrs[name]
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
 def _fingerprint(file: h5py.File) -> str:
-    digest = hashlib.sha256(str(file.attrs["header"]).encode())
+    digest = hashlib.sha256(_text(file, "header").encode())
     digest.update(np.ascontiguousarray(file["train/offsets"][:], "<i8").data)
     digest.update(file["train/checksums"][:].tobytes())
-    digest.update(str(file.attrs["test_checksum"]).encode())
+    digest.update(_text(file, "test_checksum").encode())
     return digest.hexdigest()
 
 

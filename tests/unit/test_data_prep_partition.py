@@ -197,7 +197,7 @@ def damage(file: h5py.File, what: str) -> None:
     elif what == "client rows":
         file["test/client_rows"][0] = 100_000
     elif what == "header":
-        file.attrs["header"] = file.attrs["header"].replace('"seed": 0', '"seed": 1')
+        file.attrs["header"] = np.bytes_(file.attrs["header"].replace(b'"seed": 0', b'"seed": 1'))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from data_prep import heldout, partitions
 from data_prep.__main__ import main as data_prep
 from data_prep.sources.digits import Digits
 from fedproc_mpi.errors import UserError
-from fedproc_mpi.shards import Shards, reserve
+from fedproc_mpi.shards import Header, Shards, reserve, write_shards
 from tests.support.files import make_shards
 
 
@@ -124,7 +124,7 @@ def damage(path: Path, name: str) -> None:
         elif name == "gone":
             del file["train/labels"]
         elif name == "header":
-            file.attrs["header"] = file.attrs["header"].replace("digits", "other")
+            file.attrs["header"] = np.bytes_(file.attrs["header"].replace(b"digits", b"other"))
 
 
 @pytest.mark.parametrize(
@@ -204,3 +204,54 @@ def test_a_full_disk_is_no_missing_fallocate(tmp_path: Path, monkeypatch: pytest
     with (tmp_path / "file").open("w+b") as file, pytest.raises(OSError, match="No space"):
         reserve(file, 100)
     assert (tmp_path / "file").read_bytes() == b""
+
+
+def test_every_flip_in_the_metadata_is_one_line_or_changes_nothing(shards: Path, tmp_path: Path) -> None:
+    """HDF5 meets a damaged structure with a KeyError, a ValueError, or worse."""
+    whole, data = shards.read_bytes(), []
+    with h5py.File(shards) as file:
+        for name in ("train/images", "train/labels", "test/images", "test/labels"):
+            start = file[name].id.get_offset()
+            data.append(range(start, start + file[name].id.get_storage_size()))
+    metadata = [i for i in range(len(whole)) if not any(i in held for held in data)]
+    refused, path = list[str](), tmp_path / "flipped.h5"
+    with Shards(shards) as right:
+        for n, i in enumerate(metadata[::23]):
+            changed = bytearray(whole)
+            changed[i] ^= 1 << n % 8
+            path.write_bytes(changed)
+            try:
+                with Shards(path) as file:
+                    for k in range(right.num_clients):
+                        assert all(map(np.array_equal, file.client(k), right.client(k)))
+                        assert np.array_equal(file.client_test_rows(k), right.client_test_rows(k))
+                    assert all(map(np.array_equal, file.test(0, 9), right.test(0, 9)))
+            except UserError as error:
+                refused.append(str(error))
+    assert len(refused) > 50
+    assert all(said.startswith(f"{path}: ") and "\n" not in said for said in refused)
+
+
+def test_ten_thousand_names_fit_into_the_header(tmp_path: Path) -> None:
+    names = [f"hospital number {i}" for i in range(10_000)]
+    header = Header("own", ["a"], (1, 1, 1), "natural", 0, [0.5], [1.0], client_names=names)
+    x_NHWC, y_N = np.zeros((1, 1, 1, 1), np.uint8), np.zeros(1, np.uint16)
+    path, ones = tmp_path / "many.h5", [np.zeros(1, np.int64)] * len(names)
+    write_shards(path, header, [1] * len(names), [(x_NHWC, y_N)] * len(names), [(x_NHWC, y_N)], 1, ones)
+    with Shards(path) as file:
+        assert list(file.header.client_names) == names
+
+
+def test_a_file_that_changes_while_it_is_read(shards: Path, tmp_path: Path) -> None:
+    """`cp other.h5 shards.h5` during a run: what is read anew is verified anew."""
+    path, other = tmp_path / "shards.h5", make_shards(tmp_path, seed=1)
+    shutil.copy(shards, path)
+    with Shards(path) as file:
+        before = file.test(0, 9)
+        path.touch()
+        assert all(map(np.array_equal, file.test(0, 9), before))  # another time, the same bytes
+        path.write_bytes(other.read_bytes())
+        with pytest.raises(UserError, match=r"shards.h5: (client 0: checksum mismatch|not a whole)"):
+            file.client(0)
+        with pytest.raises(UserError, match=r"shards.h5: (test set: checksum mismatch|not a whole)"):
+            file.test(0, 9)
