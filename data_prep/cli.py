@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.sources import SOURCES
+from data_prep.sources.layout import counted
 from data_prep.sources.sharding import Sharding
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.flags import Parser
@@ -65,7 +66,8 @@ def shard(name: str, sharding: Sharding) -> None:
     made_by = sharding.made_by(name, bool(source.site_names))
     write(source, parts, sharding.out, sharding.seed, kind, beta, made_by)
     train, test = sum(map(len, parts)), len(source.test.labels)
-    say(f"data_prep: {sharding.out}: {len(parts)} clients, {train} samples, {test} test samples")
+    passed = f"; passed over: {counted(source.passed_over)}" if source.passed_over else ""
+    say(f"data_prep: {sharding.out}: {len(parts)} clients, {train} samples, {test} test samples{passed}")
 
 
 def require(path: Path) -> None:

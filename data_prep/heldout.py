@@ -9,16 +9,24 @@ import numpy as np
 import numpy.typing as npt
 
 from data_prep.partitions import Indices, generator
+from fedproc_mpi.errors import UserError
 
 
 def stratified_split(
-    labels: npt.NDArray[np.integer], test_share: float, seed: int, sites: Indices | None = None
+    labels: npt.NDArray[np.integer],
+    test_share: float,
+    seed: int,
+    sites: Indices | None = None,
+    groups: Sequence[str] = (),
 ) -> tuple[Indices, Indices]:
     """(train, test) indices, ascending; of each class round(share·n) samples go to the test set.
 
     sites: the client of each sample; a class's test samples are then spread over its sites, evenly
     along the samples in site order, so that each site holds out its share as far as whole samples allow.
+    groups: of each sample; a group is kept whole, and the shares are met as far as whole groups allow.
     """
+    if len(groups):
+        return _grouped_split(labels, test_share, seed, sites, groups)
     rng = generator(seed, "train/test split")
     test = []
     for k in np.unique(labels):
@@ -32,6 +40,42 @@ def stratified_split(
             test.append(by_site[steps.astype(np.int64)])
     test_rows = np.sort(np.concatenate([*test, np.zeros(0, np.int64)]))
     return np.setdiff1d(np.arange(len(labels)), test_rows), test_rows
+
+
+def _grouped_split(
+    labels: npt.NDArray[np.integer],
+    test_share: float,
+    seed: int,
+    sites: Indices | None,
+    groups: Sequence[str],
+) -> tuple[Indices, Indices]:
+    """Groups in random order; each goes to the test set where that brings its counts nearer to the shares.
+
+    Counts are per site and class. Raises UserError where a class would have no training sample left.
+    """
+    names, group_N = np.unique(np.asarray(groups), return_inverse=True)
+    cells = np.stack([np.zeros_like(labels) if sites is None else sites, labels])
+    _, cell_N = np.unique(cells, axis=1, return_inverse=True)
+    counts_GC = np.zeros((len(names), int(cell_N.max()) + 1))
+    np.add.at(counts_GC, (group_N, cell_N.reshape(-1)), 1)
+    wanted_C, held_C = test_share * counts_GC.sum(0), np.zeros(counts_GC.shape[1])
+    in_test_G = np.zeros(len(names), bool)
+    for g in generator(seed, "train/test split of groups").permutation(len(names)):
+        nearer = np.square(held_C + counts_GC[g] - wanted_C).sum() < np.square(held_C - wanted_C).sum()
+        if nearer:
+            held_C, in_test_G[g] = held_C + counts_GC[g], True
+    in_test_N = in_test_G[group_N]
+    lost = sorted(set(labels.tolist()) - set(labels[~in_test_N].tolist()))
+    if lost or not in_test_N.any():
+        what = (
+            f"class number {lost[0]} has all its images in the test half"
+            if lost
+            else "the test half is empty"
+        )
+        raise UserError(
+            f"--group: {len(names)} group(s) cannot be split: {what}; another --seed or --test-share"
+        )
+    return np.flatnonzero(~in_test_N), np.flatnonzero(in_test_N)
 
 
 def client_test_rows(

@@ -11,6 +11,8 @@ from fedproc_mpi.errors import UserError
 from fedproc_mpi.shards import Shards
 from fedproc_mpi.terminal import say
 
+NARROW = 64  # a client whose pixels span less has images that are all but black, white or grey
+
 
 def inspect(path: Path, plot: Path | None) -> None:
     """Print the table; write the picture where `plot` is given."""
@@ -70,11 +72,19 @@ def class_counts(shards: Shards) -> npt.NDArray[np.int64]:
 
 
 def _pixels(shards: Shards) -> str:
-    """The range of the first client's pixels: 0…1 or a constant is a set that was scaled wrongly."""
-    x_NHWC, _ = shards.client(0)
-    low, high = int(x_NHWC.min()), int(x_NHWC.max())
-    remark = ", SUSPICIOUS: images should use 0…255" if high - low < 64 else ""
-    return f"{low}…{high} at client 0{remark}"
+    """The range of all pixels, and the client that uses the least: 0…1 or a constant was scaled wrongly."""
+    ranges = []
+    for i in range(shards.num_clients):
+        x_NHWC, _ = shards.client(i)
+        ranges.append((int(x_NHWC.min()), int(x_NHWC.max())))
+    narrow = [i for i, (low, high) in enumerate(ranges) if high - low < NARROW]
+    worst = min(range(len(ranges)), key=lambda i: ranges[i][1] - ranges[i][0])
+    said = f"{min(low for low, _ in ranges)}…{max(high for _, high in ranges)}"
+    if not narrow:
+        return said
+    of = f"{len(narrow)} of {len(ranges)} clients, the worst" if len(narrow) > 1 else "that"
+    low, high = ranges[worst]
+    return f"{said}; SUSPICIOUS: {of} is {shards.client_label(worst)}: {low}…{high}; images should use 0…255"
 
 
 def _spread(values: "npt.ArrayLike") -> str:

@@ -156,9 +156,14 @@ class Shards:
             raise UserError(f"{self.path}: train/offsets do not span the {len(self._images)} samples")
         empty = np.flatnonzero(np.diff(self.offsets) <= 0)
         if len(empty):
-            raise UserError(f"{self.path}: client {empty[0]} has no samples; partition again")
+            raise UserError(f"{self.path}: {self.client_label(empty[0])} has no samples; partition again")
         if self.num_test < 1:
             raise UserError(f"{self.path}: the test set is empty")
+
+    def client_label(self, i: int) -> str:
+        """`client 3`, or `client 3 (St. Mary)` where clients have names: sites, hospitals."""
+        names = self.header.client_names
+        return f"client {i} ({names[i]})" if names else f"client {i}"
 
     @property
     def num_clients(self) -> int:
@@ -188,12 +193,11 @@ class Shards:
         with self._readable():
             rows = slice(int(self.offsets[i]), int(self.offsets[i + 1]))
             x_NHWC, y_N = self._images[rows], self._labels[rows]
+            who = f"{self.path}: {self.client_label(i)}"
             if _checksum(x_NHWC, y_N) != self._file["train/checksums"][i].tobytes():
-                raise UserError(
-                    f"{self.path}: client {i}: checksum mismatch, its data changed; make it again"
-                )
+                raise UserError(f"{who}: checksum mismatch, its data changed; make it again")
             if int(y_N.max()) >= self.num_classes:
-                raise UserError(f"{self.path}: client {i}: label {y_N.max()} of {self.num_classes} classes")
+                raise UserError(f"{who}: label {y_N.max()} of {self.num_classes} classes")
             return x_NHWC, y_N
 
     def client_labels(self, i: int) -> Labels:

@@ -70,9 +70,9 @@ def start_state(rank: Rank, store: RunStore) -> None:
                 task = Task(rank.clients[k], state.tensors(), {}, r, rank.trainer)
                 sums.add(k, algorithm.start_terms(task))
             except Diverged as error:
-                raise TrainingFailed(
-                    f"before the first round: {error}; look at the data and --init"
-                ) from error
+                who = rank.shards.client_label(k)
+                why = f"before the first round: {who}: {error}; look at its data and --init"
+                raise TrainingFailed(why) from error
     comm.reduce(sums.buffer)
     if comm.rank == 0:
         algorithm.start_update(state, sums)
@@ -91,7 +91,7 @@ def train(
             terms, kept = rank.algorithm.client_update(task)
             sums.add(k, terms)
         except Diverged as error:
-            report.diverged.append((k, str(error)))
+            report.diverged.append((k, f"{rank.shards.client_label(k)}: {error}"))
             if rank.config.on_diverged == "stop":
                 break
             continue
@@ -116,7 +116,7 @@ def settle(rank: Rank, store: RunStore, reports: Sequence[Report], cohort: Seque
             f"every client of the cohort diverged; the first: {diverged[0][1]}; start again with a lower --lr"
         )
     if why:
-        raise TrainingFailed(f"round {t}: {why}", agreed=True)
+        raise TrainingFailed(f"round {t + 1}: {why}", agreed=True)
     if len(rank.trainers) == 1:  # with unequal models samples per second do not tell a rank's speed
         for number, report in enumerate(reports):
             rank.speeds.observe(number, report.samples, report.total_seconds)
@@ -162,10 +162,10 @@ def round_line(
 
 
 def stop_where_asked(reports: Sequence[Report], t: int) -> None:
-    """Raises Stopped, agreed, where a signal asked for it."""
+    """Raises Stopped, agreed, where a signal asked for it; people count rounds from 1."""
     if number := stop_asked(reports):
         name = signal.Signals(number).name
-        raise Stopped(f"stopped by {name} after round {t}; --resume goes on", agreed=True)
+        raise Stopped(f"stopped by {name} after round {t + 1}; --resume goes on", agreed=True)
 
 
 def evaluate(

@@ -19,6 +19,13 @@ from fedproc_mpi.flags import REQUIRED, setting
 
 Array = npt.NDArray[Any]
 Pairs = tuple[tuple[str, str], ...]
+LAST_LABEL = 2**16 - 1  # shards hold labels as uint16
+REMEDIES = {
+    "f": "y.astype(int), if they are whole numbers",
+    "b": "y.astype(int)",
+    "U": "names, y = numpy.unique(y, return_inverse=True), with class_names=names in the file",
+    "S": "names, y = numpy.unique(y, return_inverse=True), with class_names=names in the file",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +124,13 @@ def _labels(y: Array, where: str) -> npt.NDArray[np.int64]:
         raise UserError(
             f"{where} is {y.shape}: a multi-label set; every algorithm here needs one class per sample"
         )
-    if y.dtype.kind not in "iu" or y.ndim not in (1, 2):
-        raise UserError(f"{where} is {y.dtype} {y.shape}; labels must be integers (N,) or (N, 1)")
+    if y.ndim not in (1, 2):
+        raise UserError(f"{where} is {y.shape}; labels must be (N,) or (N, 1)")
+    if y.dtype.kind not in "iu":
+        remedy = REMEDIES.get(y.dtype.kind, "convert them")
+        raise UserError(f"{where} is {y.dtype}; labels must be integers: {remedy}")
+    if y.size and (int(y.min()) < 0 or int(y.max()) > LAST_LABEL):
+        raise UserError(
+            f"{where} goes from {y.min()} to {y.max()}; labels count from 0 to at most {LAST_LABEL}"
+        )
     return y.reshape(-1).astype(np.int64)

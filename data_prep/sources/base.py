@@ -1,13 +1,15 @@
 """A source's data, read lazily: labels first, images by index when they are written."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from data_prep.partitions import Indices
 from fedproc_mpi.errors import UserError
+from fedproc_mpi.terminal import say
 
 Pixels = Callable[[Indices], npt.NDArray[np.uint8]]  # indices → images (n, H, W, C) uint8
 
@@ -29,7 +31,8 @@ class Source:
     """A data set: name, classes in order, image shape (H, W, C), training and test split.
 
     site_names: the clients of the natural partition, in order. normalise: the mean and std to scale
-    images with, where the data set has a usual one; else those of the training images.
+    images with, where the data set has a usual one; else those of the training images. passed_over: what was
+    found and not used, by kind.
     """
 
     name: str
@@ -39,6 +42,7 @@ class Source:
     test: Split
     site_names: Sequence[str] = ()
     normalise: tuple[float, float] | None = None
+    passed_over: Counter[str] = field(default_factory=Counter)
 
 
 def in_memory(x_NHWC: npt.NDArray[np.uint8], labels: npt.NDArray[np.integer]) -> Split:
@@ -57,6 +61,11 @@ def check(source: Source, where: str) -> Source:
                 f"{where}: {half} labels go from {low} to {high}, but there are {len(source.class_names)} "
                 "classes; labels must count from 0"
             )
+    held = set(source.train.labels.tolist())
+    if unheld := [f"{k} ({name})" for k, name in enumerate(source.class_names) if k not in held]:
+        more = f" and {len(unheld) - 5} more" if len(unheld) > 5 else ""
+        start = "; do the labels start at 1?" if 0 not in held else ""
+        say(f"data_prep: {where}: no training image of class {', '.join(unheld[:5])}{more}{start}")
     if len(source.class_names) < 2:
         raise UserError(f"{where}: only one class ({source.class_names[0]}); nothing to classify")
     return source

@@ -21,8 +21,9 @@ Loader = Callable[[Path], npt.NDArray[np.uint8]]  # a file → (H, W, C)
 
 
 def is_image(path: Path) -> bool:
-    """By name; hidden files (`.DS_Store`, `._a.png`) are none."""
-    return path.suffix.lower() in EXTENSIONS and not path.name.startswith(".") and path.is_file()
+    """By name; hidden files (`.DS_Store`, `._a.png`) are none. A dangling link is one that cannot be read."""
+    named = path.suffix.lower() in EXTENSIONS and not path.name.startswith(".")
+    return named and (path.is_file() or path.is_symlink())
 
 
 def decode(
@@ -54,17 +55,20 @@ def decode(
         if not skip_broken:
             remedy = "repair or remove them, or add --skip-broken"
             raise UserError(f"{len(broken)} of {len(files)} images cannot be read: {told}; {remedy}")
-        say(f"data_prep: skipped {len(broken)} of {len(files)} images: {'; '.join(broken)}")
+        say(f"data_prep: skipped {len(broken)} of {len(files)} images: {told}")
     good = [i for i, complaint in enumerate(complaints) if not complaint]
     positions = np.array(good, np.int64)
     return lambda rows: x_NHWC[positions[rows]], good
 
 
-def fit(path: Path, size: int, channels: int) -> npt.NDArray[np.uint8]:
+def fit(
+    path: Path, size: int, channels: int, bits: int = 16, peaks: dict[Path, int] | None = None
+) -> npt.NDArray[np.uint8]:
     """A picture of any size and kind as (size, size, channels).
 
     Turned as its EXIF tag says; the shorter side is resized to `size` (bilinear, antialiased) and the
-    middle square cut out. 16-bit grey keeps its upper 8 bits; alpha is dropped.
+    middle square cut out. 16-bit grey keeps the upper 8 of its `bits`, and its largest value goes into
+    `peaks`; alpha is dropped.
     """
     from PIL import Image, ImageOps
 
@@ -73,7 +77,10 @@ def fit(path: Path, size: int, channels: int) -> npt.NDArray[np.uint8]:
         if image.mode == "F":
             raise ValueError("floating-point pixels; save it as 8 or 16 bits")
         if image.mode.startswith("I"):
-            image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+            deep = np.asarray(image).astype(np.int64)
+            if peaks is not None:
+                peaks[path] = int(deep.max())
+            image = Image.fromarray((deep >> (bits - 8)).clip(0, 255).astype(np.uint8))
         image = image.convert("L" if channels == 1 else "RGB")
         width, height = image.size
         side = min(width, height)

@@ -1,27 +1,25 @@
 """A user's own images: SITE/CLASS/*.png, one client a site, or CLASS/*.png to be partitioned."""
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from data_prep.heldout import stratified_split
 from data_prep.partitions import Indices
 from data_prep.sources.base import Pixels, Source, Split, check
-from data_prep.sources.decode import decode, fit, is_image
+from data_prep.sources.decode import decode, fit
+from data_prep.sources.groups import groups_of
+from data_prep.sources.layout import Item, scan
 from data_prep.sources.sharding import Sharding
 from fedproc_mpi.errors import UserError
-from fedproc_mpi.flags import REQUIRED, setting
+from fedproc_mpi.flags import REQUIRED, nearest, setting
 
-
-@dataclass(frozen=True)
-class Item:
-    """One image file; site is '' where the folders have none."""
-
-    path: Path
-    site: str
-    label: str
+ALMOST_BLACK = 13  # bits: 16-bit images that use no more have an eighth of the brightness at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,17 +36,27 @@ class Folders(Sharding):
     )
     channels: Literal[1, 3] = setting(3, "3: RGB, 1: grey")
     name: str = setting("", "name of the data set (default: the folder's)")
+    group: str = setting(
+        "", "images to keep on one side of the hold-out: an expression, 'patient(\\d+)', or TABLE.csv:COLUMN"
+    )
+    bits: int | None = setting(
+        None,
+        "bits that 16-bit images use, of which the upper 8 are kept; none: 16, refused if black",
+        low=8,
+        high=16,
+    )
     skip_broken: bool = setting(False, "leave out files that cannot be read, with a count")
 
     def load(self) -> Source:
         """Images resized and cropped to a square; the test half from test_root, or `test_share` by seed."""
-        items = scan(self.root)
-        test_items = scan(self.test_root) if self.test_root else []
+        items, passed_over = scan(self.root)
+        test_items, more = scan(self.test_root) if self.test_root else ([], Counter[str]())
         class_names = sorted({item.label for item in items})
         site_names = sorted({item.site for item in items if item.site})
         for item in test_items:
             if item.label not in class_names:
-                raise UserError(f"{self.test_root}: class {item.label} is not among those of {self.root}")
+                found = f"class {item.label} is not among those of {self.root}"
+                raise UserError(f"{self.test_root}: {found}; {nearest(item.label, class_names)}")
 
         def half(pixels: Pixels, wanted: list[Item], rows: Indices) -> Split:
             labels = np.array([class_names.index(wanted[i].label) for i in rows], np.int64)
@@ -61,45 +69,47 @@ class Folders(Sharding):
         if self.test_root:
             test_pixels, test_items = self._decode(test_items)
             train, test = whole, half(test_pixels, test_items, np.arange(len(test_items)))
+            both = set(self._groups(items, self.root)) & set(self._groups(test_items, self.test_root))
+            if both:
+                raise UserError(f"--group: {min(both)} is in {self.root} and in {self.test_root}")
         else:
-            rows = stratified_split(whole.labels, self.test_share, self.seed, whole.sites)
+            groups = self._groups(items, self.root)
+            rows = stratified_split(whole.labels, self.test_share, self.seed, whole.sites, groups)
             train, test = (half(pixels, items, chosen) for chosen in rows)
         name, shape = self.name or self.root.resolve().name, (self.image_size, self.image_size, self.channels)
-        return check(Source(name, class_names, shape, train, test, site_names), str(self.root))
+        source = Source(name, class_names, shape, train, test, site_names, passed_over=passed_over + more)
+        return check(source, str(self.root))
+
+    def _groups(self, items: list[Item], root: Path) -> list[str]:
+        return groups_of([item.path for item in items], root, self.group) if self.group else []
 
     def _decode(self, items: list[Item]) -> tuple[Pixels, list[Item]]:
         """The images of the items that can be read, and these items."""
         size, channels = self.image_size, self.channels
         files, shape = [item.path for item in items], (size, size, channels)
-        pixels, good = decode(files, shape, lambda p: fit(p, size, channels), self.scratch, self.skip_broken)
+        peaks: dict[Path, int] = {}  # of the 16-bit images
+
+        def load(path: Path) -> npt.NDArray[np.uint8]:
+            return fit(path, size, channels, self.bits or 16, peaks)
+
+        pixels, good = decode(files, shape, load, self.scratch, self.skip_broken)
+        self._check_bits([items[i] for i in good], peaks)
         return pixels, [items[i] for i in good]
 
-
-def scan(root: Path) -> list[Item]:
-    """The image files in order of site, class and name. UserError where the folders have another shape."""
-    if not root.is_dir():
-        raise UserError(f"{root}: no such folder")
-    first = _folders(root)
-    if not first:
-        raise UserError(f"{root}: no folders there; it must hold CLASS/images or SITE/CLASS/images")
-    flat = [f for f in first if any(map(is_image, f.iterdir()))]
-    deep = [f for f in first if f not in flat and _folders(f)]
-    if flat and deep:
-        raise UserError(
-            f"{root}: {flat[0].name} holds images, {deep[0].name} holds folders; it must be CLASS/images or "
-            "SITE/CLASS/images throughout"
-        )
-    items = []
-    for site, label in [(f.name, c) for f in deep for c in _folders(f)] if deep else [("", c) for c in first]:
-        files = sorted(filter(is_image, label.iterdir()), key=lambda p: p.name)
-        if not files:
-            raise UserError(f"{label}: no images in this class folder; fill it or remove it")
-        items += [Item(path, site, label.name) for path in files]
-    if deep and (empty := [f for f in first if f not in deep]):
-        raise UserError(f"{empty[0]}: no class folders in this site; fill it or remove it")
-    return items
-
-
-def _folders(root: Path) -> list[Path]:
-    found = (p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
-    return sorted(found, key=lambda p: p.name)
+    def _check_bits(self, items: list[Item], peaks: Mapping[Path, int]) -> None:
+        """Raise UserError where a site's 16-bit images would come out black, or do not fit into --bits."""
+        by_site: dict[str, int] = {}
+        for item in items:
+            if item.path in peaks:
+                by_site[item.site] = max(by_site.get(item.site, 0), peaks[item.path])
+        for site, peak in sorted(by_site.items()):
+            where, used = f"site {site}" if site else str(self.root), peak.bit_length()
+            if self.bits and used > self.bits:
+                raise UserError(
+                    f"{where}: a 16-bit image has the value {peak}, which is more than --bits {self.bits}"
+                )
+            if not self.bits and used <= ALMOST_BLACK:
+                raise UserError(
+                    f"{where}: its 16-bit images have no value above {peak} and would be all but black; "
+                    f"--bits {max(8, used + used % 2)} uses these bits, --bits 16 takes them as they are"
+                )

@@ -65,6 +65,9 @@ class Sharding:
                     f"{flag(f.name)} is for the partition {' or '.join(kinds)}, and this is {kind}"
                 )
         if kind == "natural":
+            if self.clients != Sharding.clients and not self.made_for_clients:
+                sites = f"{len(source.site_names)} sites are {len(source.site_names)} clients"
+                raise UserError(f"--clients {self.clients}: {sites}; leave it away, or --partition dirichlet")
             if source.train.sites is None:
                 raise UserError(f"--partition natural: {source.name} has no sites; SITE/CLASS folders have")
             return kind, None, partitions.natural(source.train.sites, source.site_names)

@@ -64,7 +64,7 @@ class Diverged(Exception):
     """A client's value is not finite, or outside its tensor's range. Nothing of it was added."""
 
     def __init__(self, client: int, tensor: str, value: float, limit: float) -> None:
-        super().__init__(f"client {client}: {tensor} reached {value:g} (range ±{limit:g})")
+        super().__init__(f"{tensor} reached {value:g} (range ±{limit:g})")
         self.client, self.tensor, self.value, self.limit = client, tensor, value, limit
 
 

@@ -29,7 +29,7 @@ def test_what_goes_wrong_is_one_line_from_3_ranks(shards: Path, tmp_path: Path) 
     before = sorted(folder.iterdir())
     diverging = tuple(poisoned(shards, tmp_path / "run", "1", "stop"))
     wanted = [(words, 2, told) for words, told in wrong.items()]
-    wanted += [(diverging, 3, "round 1: client 1: model classifier.bias reached nan")]
+    wanted += [(diverging, 3, "round 2: client 1: model classifier.bias reached nan")]
     script = str(ROOT / "tests" / "support" / "run_commands.py")
     done = call([script, json.dumps([words for words, _, _ in wanted]), str(out)], folder, ranks=3)
     assert done.returncode == 0, done.stderr
@@ -109,7 +109,7 @@ def test_over_torch_a_run_from_the_command_line_leaves_in_order(shards: Path, tm
     diverged = finish(diverging)
     assert diverged.returncode == 3, diverged.stderr
     (line,) = ours(diverged.stderr)
-    assert "round 1: client 1: model classifier.bias reached nan" in line
+    assert "round 2: client 1: model classifier.bias reached nan" in line
 
 
 def test_many_tasks_while_mpi_says_one_is_refused_before_torch(tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ def test_a_job_that_a_diverged_client_ended_goes_on_without_it(checkout: Checkou
     flags = ["--ntasks=2", "jobs/cifar10_m10.slurm", *SMALL, *poison]
     code, log = checkout.finish(checkout.submit(*flags), 120)
     assert code == 3, log
-    assert "--resume --on-diverged exclude goes on without it" in log
+    assert "--resume --on-diverged exclude" in log
     code, log = checkout.finish(checkout.submit(*flags, "--on-diverged", "exclude"), 120)
     assert code == 0, log
     assert "holds this run, unfinished: going on" in log

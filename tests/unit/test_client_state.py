@@ -185,7 +185,7 @@ def test_a_diverged_client_stops_the_run(
 ) -> None:
     assert main(poisoned(shards, tmp_path, "3,1", "stop")) == TrainingFailed.exit_code == 3
     told = capsys.readouterr().err
-    assert "round 1: client " in told
+    assert "round 2: client " in told
     assert "classifier.bias reached nan" in told
     assert "--resume --on-diverged exclude" in told
     # The remedy gives what exclude would have given from the start, and is part of the record.

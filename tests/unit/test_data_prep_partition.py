@@ -165,7 +165,7 @@ def digits_file(tmp_path_factory):
 def test_inspect_with_a_picture(digits_file, tmp_path, capsys):
     assert main(["inspect", str(digits_file), "--plot", str(tmp_path / "sub" / "p.png")]) == 0
     said = capsys.readouterr().out
-    for words in ("min 60, median 149, max 218", "24 of 100", "8×8 px", "0…255 at client 0"):
+    for words in ("min 60, median 149, max 218", "24 of 100", "8×8 px", "pixels             0…255\n"):
         assert words in said
     from PIL import Image
 

@@ -225,8 +225,12 @@ def test_npz(tmp_path, shape, save):
 NPZ_MISTAKES = {
     "x_train is float32, images must be uint8": {"x_train": np.zeros((40, 6, 4, 3), np.float32)},
     "40 training images, but 39 labels": {"y_train": np.arange(39) % 2},
-    "labels go from -1": {"y_train": np.arange(40) % 2 - 1},
-    "labels must be integers": {"y_train": np.zeros(40)},
+    "goes from -1 to 0; labels count from 0": {"y_train": np.arange(40) % 2 - 1},
+    "goes from 0 to 65536; labels count from 0 to": {"y_train": np.arange(40) % 2 * 65536},
+    "goes from 0 to 18446744073709551615": {"y_train": np.arange(40, dtype=np.uint64) % 2 * (2**64 - 1)},
+    "labels must be integers: y.astype(int), if they are whole": {"y_train": np.zeros(40)},
+    "labels must be integers: y.astype(int)\n": {"y_train": np.zeros(40, bool)},
+    "labels must be integers: names, y = numpy.unique": {"y_train": np.array(["a", "b"] * 20)},
     "Python objects, which are never loaded": {"y_train": np.array([{}] * 40, object)},
     "no test images": {"x_test": np.zeros((0, 6, 4, 3), np.uint8), "y_test": np.zeros(0, int)},
     "test images (6, 5, 3)": {"x_test": np.zeros((10, 6, 5, 3), np.uint8)},
@@ -494,3 +498,19 @@ def test_shared_pneumonia(tmp_path):
     with make(tmp_path, "medmnist", "--file", SHARED / "pneumoniamnist.npz") as shards:
         assert sum(shards.sizes) == 4708 + 524
         assert shards.num_test == 624
+
+
+@pytest.mark.parametrize(
+    ("shift", "told"),
+    [
+        (1, "no training image of class 0 (0); do the labels start at 1?"),
+        (5, "0 (0), 1 (1), 2 (2), 3 (3), 4 (4);"),
+    ],
+)
+def test_labels_with_gaps_are_told_and_kept(tmp_path, capsys, shift, told):
+    arrays = npz_arrays()
+    arrays["y_train"], arrays["y_test"] = arrays["y_train"] + shift, arrays["y_test"] + shift
+    np.savez(tmp_path / "own.npz", **{k: v for k, v in arrays.items() if k != "class_names"})
+    with make(tmp_path, "npz", "--file", tmp_path / "own.npz", "--clients", 2) as shards:
+        assert set(everything(shards)[1].tolist()) == {shift, shift + 1}
+    assert told in capsys.readouterr().out

@@ -390,7 +390,7 @@ def test_a_signal_stops_after_the_round_and_can_be_resumed(
 
     with monkeypatch.context() as patch:
         patch.setattr(FedProc, "client_update", client_update)
-        with pytest.raises(Stopped, match="SIGUSR1 after round 0") as caught:
+        with pytest.raises(Stopped, match="SIGUSR1 after round 1") as caught:
             run_once(shards, tmp_path / "run", checkpoint_every=100)
     assert caught.value.exit_code == 75
     resumed = run_once(shards, tmp_path / "run", resume=True)
@@ -398,7 +398,7 @@ def test_a_signal_stops_after_the_round_and_can_be_resumed(
 
 
 def test_divergence_is_a_defined_outcome(shards: Path, tmp_path: Path) -> None:
-    with pytest.raises(TrainingFailed, match=r"round 0: client \d: (model|losses|prototypes)") as caught:
+    with pytest.raises(TrainingFailed, match=r"round 1: client \d: (model|losses|prototypes)") as caught:
         run_once(shards, tmp_path / "run", lr=1e4)
     assert caught.value.exit_code == 3
 
