@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedproc_mpi.errors import UserError
+from fedproc_mpi.figure import new_figure
 from fedproc_mpi.shards import Shards
 
 MOST_CLIENTS, GRID_ROWS, GRID_COLUMNS = 200, 8, 10
@@ -15,12 +16,7 @@ MOST_CLIENTS, GRID_ROWS, GRID_COLUMNS = 200, 8, 10
 
 def draw(shards: Shards, counts_mK: npt.NDArray[np.int64], path: Path) -> None:
     """Write the picture; UserError where the file cannot be written."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure = pyplot.figure(figsize=(17, 8))
+    figure = new_figure(figsize=(17, 8))
     _bubbles(figure.add_axes((0.09, 0.14, 0.39, 0.77)), shards, counts_mK[:MOST_CLIENTS])
     _samples(figure.add_axes((0.51, 0.25, 0.48, 0.66)), shards)
     _values(figure.add_axes((0.54, 0.06, 0.44, 0.13)), shards)
@@ -36,8 +32,6 @@ def draw(shards: Shards, counts_mK: npt.NDArray[np.int64], path: Path) -> None:
             figure.savefig(path, dpi=100)
     except (OSError, ValueError) as error:
         raise UserError(f"--plot {path}: cannot write it: {error}") from error
-    finally:
-        pyplot.close(figure)
 
 
 def _bubbles(axes: Any, shards: Shards, counts_mK: npt.NDArray[np.int64]) -> None:

@@ -1,5 +1,6 @@
 """`python -m fedproc_mpi`: one job from the command line. See --help."""
 
+import importlib.util
 import signal
 import sys
 import traceback
@@ -8,14 +9,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedproc_mpi.comm.launch import connect, leave_when_told
-from fedproc_mpi.errors import FedprocError, UserError
+from fedproc_mpi.comm.launch import STOP_SIGNALS, connect, leave_when_told
+from fedproc_mpi.errors import FedprocError, UserError, reason
 from fedproc_mpi.terminal import complain, say
 
 if TYPE_CHECKING:
     from fedproc_mpi.comm import Comm
     from fedproc_mpi.config import Config
     from fedproc_mpi.federated import Result
+
+
+INTERRUPTED = 130  # as a shell tells of Ctrl-C
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,10 +39,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not error.agreed and comm.size > 1:
             comm.abort(error.exit_code)
         if comm.size > 1:  # at the first rank's exit the launcher may end the others, who leave as well
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+            _ignore(STOP_SIGNALS)
         return error.exit_code
-    except BaseException as error:  # sys.exit in a user's code and Ctrl-C too: one rank must not leave alone
+    except KeyboardInterrupt as error:  # the second Ctrl-C, or one before the rounds
+        _ignore([signal.SIGINT])
+        if comm.rank == 0:
+            complain(f"fedproc_mpi: {str(error) or 'interrupted before a round began; start it again'}")
+        if comm.size > 1:
+            comm.abort(INTERRUPTED)
+        return INTERRUPTED
+    except BaseException as error:  # sys.exit in a user's code too: one rank must not leave alone
         if comm.size == 1 and not isinstance(error, Exception):
             raise
         complain(f"fedproc_mpi: rank {comm.rank} failed:\n{traceback.format_exc()}")
@@ -55,10 +65,15 @@ def _run(argv: list[str], comm: "Comm") -> int:
     from fedproc_mpi.federated import run
 
     result = run(config, comm)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # nothing is left to stop
+    _ignore(STOP_SIGNALS[1:])  # nothing is left to stop
     if result is not None:
         _show(result)
     return 0
+
+
+def _ignore(signals: Sequence[int]) -> None:
+    for number in signals:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _parse_together(argv: list[str], comm: "Comm") -> "Config | None":
@@ -79,12 +94,24 @@ def _parse_together(argv: list[str], comm: "Comm") -> "Config | None":
 
 def _find_shards(config: "Config") -> None:
     """Make the default shards file where it is missing; of another one say how to make it (UserError)."""
+    _load_own_data_prep()
     from data_prep.cli import require, shard_digits
     from fedproc_mpi.config import DIGITS_SHARDS
 
     if config.shards == DIGITS_SHARDS and not Path(DIGITS_SHARDS).exists():
         shard_digits(Path(DIGITS_SHARDS))
     require(Path(config.shards_copy or config.shards))
+
+
+def _load_own_data_prep() -> None:
+    """Take the data_prep beside this package: users have folders of that name themselves."""
+    folder = Path(__file__).parents[1] / "data_prep"
+    spec = importlib.util.spec_from_file_location(
+        "data_prep", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    if spec is not None and spec.loader is not None and "data_prep" not in sys.modules:
+        sys.modules["data_prep"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["data_prep"])
 
 
 def _show(result: "Result") -> None:
@@ -94,8 +121,8 @@ def _show(result: "Result") -> None:
     summary = result.summary
     try:
         picture = str(plot_accuracy([result.run_dir], result.run_dir / "accuracy.png"))
-    except OSError as error:  # the run itself is done, and saved
-        picture = f"none: {error.strerror}"
+    except Exception as error:  # the run itself is done, and saved
+        picture = f"none: {reason(error)}"
     split = ", ".join(f"{k} {v:.1f}" for k, v in summary["seconds"].items() if v >= 0.05)
     say(
         f"\nfinal accuracy  {100 * summary['final_accuracy']:.2f} %"

@@ -13,17 +13,18 @@ from fedproc_mpi.learn.client import Round
 from fedproc_mpi.learn.cohort import assign, sample_cohort
 from fedproc_mpi.learn.evaluation import Evaluator
 from fedproc_mpi.learn.sums import WeightedSums
-from fedproc_mpi.progress import Show, shower
+from fedproc_mpi.placement.devices import restored_settings
+from fedproc_mpi.progress import Show, setting_up, shower
 from fedproc_mpi.rank import Rank, set_up
 from fedproc_mpi.store.run import Result, RunStore
 
 __all__ = ["Result", "run"]
 
 
-def rounds(rank: Rank, store: RunStore, signals: list[int], show: Show) -> None:
+def rounds(rank: Rank, store: RunStore, signals: steps.StopSignals, show: Show) -> None:
     """Rounds first_round … T-1. Collective. Raises TrainingFailed or Stopped, agreed."""
     config, comm, algorithm, state, clients = rank.config, rank.comm, rank.algorithm, rank.state, rank.clients
-    evaluator = Evaluator(clients, comm.rank, comm.client_ranks)
+    evaluator = Evaluator(clients, rank.trainer.block, comm.rank, comm.client_ranks)
     for t in range(store.first_round, config.rounds):  # Alg. 1 l.4
         clock, r = Clock(), Round(t, config.rounds, len(clients))
         cohort = sample_cohort(len(clients), config.sample_rate, config.seed, t)
@@ -44,7 +45,7 @@ def rounds(rank: Rank, store: RunStore, signals: list[int], show: Show) -> None:
         if comm.rank == 0:
             line = steps.round_line(r, cohort, reports, accuracies, algorithm.metrics(sums, r), clock)
             show(store.save(line, stopping=steps.stop_asked(reports) > 0))
-        steps.stop_where_asked(reports, t)
+        steps.stop_where_asked(rank, reports, t)
 
 
 def run(config: Config, comm: Comm | None = None) -> Result | None:
@@ -53,23 +54,27 @@ def run(config: Config, comm: Comm | None = None) -> Result | None:
     Returns the result on rank 0, None on the others. Raises UserError, TrainingFailed, Stopped.
     """
     given = comm or SerialComm()
-    rank = set_up(config, given)
-    with steps.stop_signals() as signals:  # to the end: a signal must not end a rank that others wait for
-        try:
-            result = _run(rank, signals)
-        except FedprocError as error:
-            if error.agreed:  # all ranks are here; after any other error the job is aborted as it stands
-                rank.close(given)
-            raise
-        rank.close(given)
-        return result
+    with restored_settings():
+        setting_up(config, given)
+        rank = set_up(config, given)
+        # To the end: a signal must not end a rank that others wait for.
+        with closing(rank.shards), steps.StopSignals() as signals:
+            try:
+                result = _run(rank, signals)
+            except FedprocError as error:
+                if error.agreed:  # all ranks are here; after any other error the job is aborted as it stands
+                    rank.close(given)
+                raise
+            rank.close(given)
+            return result
 
 
-def _run(rank: Rank, signals: list[int]) -> Result | None:
+def _run(rank: Rank, signals: steps.StopSignals) -> Result | None:
     with closing(RunStore(rank)) as store:
         if store.finished:
             return store.finished_result()
-        show = shower(rank.config, rank.comm, rank.placements, store.first_round)
+        signals.told = store.saved_so_far
+        show = shower(rank, store)
         steps.start_state(rank, store)
         cpu, wall = time.process_time(), time.perf_counter()
         rounds(rank, store, signals, show)

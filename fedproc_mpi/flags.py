@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import functools
 import math
+import os
 import re
 import sys
 import types
@@ -55,8 +56,9 @@ def settings_of(kind: type) -> dict[str, "dataclasses.Field[Any]"]:
 def validate(settings: Any) -> None:
     """Check every setting of a dataclass instance: kind, choices, finite, bounds. Call it in __post_init__.
 
-    A whole float in an int setting becomes an int, an int in a float setting a float, so that equal
-    settings are written alike. Raises UserError, naming the flag, for the first wrong value.
+    A whole float in an int setting becomes an int, an int in a float setting a float, and a NumPy number
+    Python's, so that equal settings are written alike. Raises UserError, naming the flag, for the first wrong
+    value.
     """
     hints = get_type_hints(type(settings))
     for name, field in settings_of(type(settings)).items():
@@ -64,11 +66,15 @@ def validate(settings: Any) -> None:
         kind, choices = _kind(name, hints[name])
         if value is None and type(None) in get_args(hints[name]):
             continue
+        if kind is str and isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        elif hasattr(value, "item") and getattr(value, "shape", None) == ():  # a NumPy number
+            value = value.item()
         wrong = _wrong(value, kind, choices, field.metadata)
         if wrong:
             raise UserError(f"{flag(name)} must be {wrong}, not {value!r}")
-        if kind in (int, float):
-            object.__setattr__(settings, name, kind(value))  # the instance may be frozen
+        value = kind(value) if kind in (int, float) else value
+        object.__setattr__(settings, name, value)  # the instance may be frozen
 
 
 def flag(name: str) -> str:

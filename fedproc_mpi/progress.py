@@ -2,12 +2,15 @@
 
 import atexit
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedproc_mpi.comm import Comm
 from fedproc_mpi.config import Config
-from fedproc_mpi.placement.devices import Placement, remarks
+from fedproc_mpi.learn.models import resolve
+from fedproc_mpi.placement.devices import remarks
+from fedproc_mpi.rank import Rank
+from fedproc_mpi.store.run import RunStore
 from fedproc_mpi.terminal import say
 
 Show = Callable[[Mapping[str, Any]], None]
@@ -21,16 +24,32 @@ def round_text(line: Mapping[str, Any], rounds: int) -> str:
     return f"round {line['round'] + 1}/{rounds}{shown}  loss {line['loss']:.4f}  {seconds}"
 
 
-def shower(config: Config, comm: Comm, placements: Sequence[Placement], first_round: int) -> Show:
+def setting_up(config: Config, comm: Comm) -> None:
+    """Say what begins, before shards are read and models are built. On rank 0."""
+    if comm.rank == 0:
+        ranks = f"{comm.size} rank{'s' * (comm.size > 1)} over {comm.name}"
+        say(f"fedproc_mpi: {config.algorithm} on {config.shards}, {ranks}: verifying the shards …")
+
+
+def shower(rank: Rank, store: RunStore) -> Show:
     """Say what runs where, a line per rank; then a function that shows a round. Silent but on rank 0.
 
     On a terminal a progress bar, elsewhere plain lines.
     """
-    if comm.rank != 0:
+    config, first_round = rank.config, store.first_round
+    if rank.comm.rank != 0:
         return lambda line: None
-    lines = [f"{config.algorithm}, {comm.size} rank(s) over {comm.name}"]
-    lines += [placement.line() for placement in placements]
-    lines += remarks(placements, comm.client_ranks)
+    shape = rank.shards.header.image_shape
+    models = [f"{resolve(n, shape)} ({t.model.num_params:,} parameters)" for n, t in rank.trainers.items()]
+    lines = [
+        f"{config.algorithm}, {rank.comm.size} rank(s) over {rank.comm.name}, {len(rank.clients)} clients, "
+        f"model {', '.join(models)}",
+        *(placement.line() for placement in rank.placements),
+        *remarks(rank.placements, rank.comm.client_ranks),
+    ]
+    going_on = f", going on with round {first_round + 1} of {config.rounds}" if first_round else ""
+    # Open MPI's mpirun drops what ranks say after Ctrl-C, so it is said now.
+    lines.append(f"run directory {store.run_dir}{going_on}; if it is stopped, --resume goes on")
     say("\n".join(f"fedproc_mpi: {line}" for line in lines))
     if not sys.stderr.isatty():
         return lambda line: say(round_text(line, config.rounds))

@@ -19,7 +19,7 @@ from fedproc_mpi.learn.client import Tensors, Trainer
 from fedproc_mpi.learn.cohort import Speeds, assign, cohort_size
 from fedproc_mpi.learn.data import Batches, Clients
 from fedproc_mpi.learn.flat import Entry, FlatModel, State
-from fedproc_mpi.learn.models import build_model, check_norm, embedding_size
+from fedproc_mpi.learn.models import block_size, build_model, check_norm, embedding_size
 from fedproc_mpi.learn.seeds import seed_for
 from fedproc_mpi.placement import devices
 from fedproc_mpi.placement.devices import Placement
@@ -138,19 +138,22 @@ def _trainers(
     batches = Batches(shards, config.augment, device)
     # The server's broadcast brings --init to the others.
     init = config.init if algorithm.personal or comm.rank == 0 else ""
-    trainers: dict[str, Trainer] = {}
-    for name in names:
-        module = _build(name, 0, config, shards, init)
-        width = embedding_size(module, shards.header.image_shape)
-        model = FlatModel(module.to(device), config.channels_last)
-        trainers[name] = Trainer(config, model, batches, shards.num_classes, width, clock)
-        first = next(iter(trainers.values()))
-        if width != first.embedding:
+    modules = {name: _build(name, 0, config, shards, init) for name in names}
+    shape = shards.header.image_shape
+    widths = {name: embedding_size(module, shape) for name, module in modules.items()}
+    width = next(iter(widths.values()))
+    for name, other in widths.items():
+        if other != width:
             raise UserError(
-                f"model {name}: z has {width} values, the first client's has {first.embedding}; all clients' "
-                "models need the same"
+                f"model {name}: z has {other} values, the first client's has {width}; all clients' models "
+                "need the same"
             )
-    return trainers
+    block = min(block_size(module, shape) for module in modules.values())
+    models = {name: FlatModel(module.to(device), config.channels_last) for name, module in modules.items()}
+    return {
+        name: Trainer(config, model, batches, shards.num_classes, width, block, clock)
+        for name, model in models.items()
+    }
 
 
 def _first_state(algorithm: Algorithm, trainer: Trainer) -> State:

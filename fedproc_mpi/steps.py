@@ -1,15 +1,17 @@
 """What the ranks do in a round, step by step. `federated` puts the steps in Algorithm 1's order."""
 
+import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from fedproc_mpi.clock import Clock
+from fedproc_mpi.comm.launch import STOP_SIGNALS
 from fedproc_mpi.errors import Stopped, TrainingFailed
 from fedproc_mpi.learn.client import Round, Task
 from fedproc_mpi.learn.evaluation import Evaluator, accuracies, add_counts
@@ -38,19 +40,40 @@ class Report:
         return sum(self.seconds.values())
 
 
-@contextmanager
-def stop_signals() -> Iterator[list[int]]:
-    """SIGTERM and SIGUSR1, as they come: the round is finished first. Afterwards they mean what they did."""
-    asked: list[int] = []
-    before = {}
-    if threading.current_thread() is threading.main_thread():  # a notebook may run this in another
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            before[number] = signal.signal(number, lambda number, frame: asked.append(number))
-    try:
-        yield asked
-    finally:
-        for which, handler in before.items():
-            signal.signal(which, handler)
+class StopSignals:
+    """SIGTERM, SIGUSR1 and Ctrl-C: the round is finished first. After the `with` block all is as before.
+
+    asked: the signals that came, in order. told: gives the words that a user should read at once, since a
+    launcher may soon kill all ranks; '' where this rank is silent. A second Ctrl-C raises KeyboardInterrupt.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.told: Callable[[], str] = str
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "StopSignals":
+        if threading.current_thread() is threading.main_thread():  # a notebook may run this in another
+            for number in (*STOP_SIGNALS, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._stop)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _stop(self, number: int, frame: object) -> None:
+        words, interrupt = self.told(), number == signal.SIGINT
+        if interrupt and number in self.asked:
+            raise KeyboardInterrupt(f"interrupted; {words}" if words else "")
+        if words and number not in self.asked:
+            again = " (Ctrl-C again: at once)" if interrupt else ""
+            text = (
+                f"\nfedproc_mpi: {signal.Signals(number).name}: stopping after this round{again}; {words}\n"
+            )
+            with suppress(OSError):
+                os.write(2, text.encode())  # not by print: the signal may have come in the middle of one
+        self.asked.append(number)
 
 
 def start_state(rank: Rank, store: RunStore) -> None:
@@ -81,7 +104,7 @@ def start_state(rank: Rank, store: RunStore) -> None:
 
 
 def train(
-    rank: Rank, store: RunStore, mine: Sequence[int], sums: WeightedSums, r: Round, signals: list[int]
+    rank: Rank, store: RunStore, mine: Sequence[int], sums: WeightedSums, r: Round, signals: StopSignals
 ) -> Report:
     """Train this rank's clients, their terms into the sums (Alg. 1 l.7-8 and l.12-23)."""
     report, before = Report(), dict(rank.clock.seconds)
@@ -99,7 +122,7 @@ def train(
             store.clients.save(k, r.t, kept)
             report.kept.append(k)
         report.samples += task.num_examples
-    report.signal = signals[0] if signals else 0
+    report.signal = next(iter(signals.asked), 0)
     report.seconds = {k: v - before.get(k, 0.0) for k, v in rank.clock.seconds.items()}
     return report
 
@@ -161,11 +184,12 @@ def round_line(
     }
 
 
-def stop_where_asked(reports: Sequence[Report], t: int) -> None:
-    """Raises Stopped, agreed, where a signal asked for it; people count rounds from 1."""
-    if number := stop_asked(reports):
-        name = signal.Signals(number).name
-        raise Stopped(f"stopped by {name} after round {t + 1}; --resume goes on", agreed=True)
+def stop_where_asked(rank: Rank, reports: Sequence[Report], t: int) -> None:
+    """Raises Stopped, agreed, where a signal asked for it and rounds are left; people count them from 1."""
+    number = stop_asked(reports)
+    if number and t + 1 < rank.config.rounds:
+        done = f"{signal.Signals(number).name} after round {t + 1} of {rank.config.rounds}"
+        raise Stopped(f"stopped by {done}; --resume goes on", agreed=True)
 
 
 def evaluate(

@@ -31,6 +31,8 @@ LAUNCHER_PREFIXES = (
     *("PRTE_", "SLURM_", "MPI_LOCAL", "HYDRA_", "HYDI_"),
 )
 OVERSUBSCRIBE = re.compile(r"(?<!no)(oversubscribe|overload)(?!=0|=false)", re.IGNORECASE)
+# Windows has SIGTERM alone.
+STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
 PATIENCE = 5.0  # the other ranks wait so many seconds: rank 0 prints before the launcher ends the job
 
 
@@ -88,7 +90,8 @@ def leave_when_told() -> None:
 
     Without this it would end the job as a crash while ranks are still importing.
     """
-    signal.signal(signal.SIGUSR1, _leave)
+    for number in STOP_SIGNALS[1:]:
+        signal.signal(number, _leave)
 
 
 def _leave(number: int, frame: object) -> None:

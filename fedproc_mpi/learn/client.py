@@ -19,11 +19,10 @@ from fedproc_mpi.config import Config
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.learn.data import Batches, ClientData, cuts
 from fedproc_mpi.learn.flat import FlatModel
-from fedproc_mpi.learn.models import has_batchnorm
+from fedproc_mpi.learn.models import MOST_IN_A_BLOCK, has_batchnorm
 from fedproc_mpi.learn.seeds import seed_for, torch_generator
 from fedproc_mpi.placement.devices import autocast
 
-BLOCK = 256  # samples in an evaluation block: logits change with the batch they are computed in (law 1)
 T = TypeVar("T")
 
 
@@ -61,8 +60,8 @@ def weighted_sum(parts: LossParts) -> Tensor:
 class Trainer:
     """A rank's one model and optimizer, used for its clients one after the other.
 
-    clock: gets the seconds of `train` and of the class means, `prototypes`. steps: optimizer steps of the
-    last `train`.
+    block: samples per block of class means and evaluation. clock: gets the seconds of `train` and of the
+    class means, `prototypes`. steps: optimizer steps of the last `train`.
     """
 
     def __init__(
@@ -72,10 +71,11 @@ class Trainer:
         batches: Batches,
         num_classes: int,
         embedding: int,
+        block: int = MOST_IN_A_BLOCK,
         clock: Clock | None = None,
     ) -> None:
         self.config, self.model, self.batches = config, model, batches
-        self.num_classes, self.embedding = num_classes, embedding
+        self.num_classes, self.embedding, self.block = num_classes, embedding, block
         self.device = model.vector_S.device
         self.clock = clock or Clock()
         self.steps = 0
@@ -166,7 +166,7 @@ class Trainer:
                 self.model.module.eval()
                 batches = (
                     (self.batches.normalise(data.x_NCHW[a:b]), data.y_N[a:b])
-                    for a, b in cuts(data.num_examples, BLOCK, False, 1)
+                    for a, b in cuts(data.num_examples, self.block, False, 1)
                 )
             for x_BCHW, y_B in batches:
                 z_BD, _ = self.forward(x_BCHW)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedproc_mpi.learn.client import BLOCK, Trainer
+from fedproc_mpi.learn.client import Trainer
 from fedproc_mpi.learn.data import Clients
 
 GLOBAL = -1
@@ -26,13 +26,13 @@ Scores = Callable[[Tensor], Tensor | None]  # z_BD → scores_BK by prototypes, 
 class Evaluator:
     """Counts right predictions on this rank's blocks of the test set: block j is client rank j mod n's.
 
-    rank: this one; where it is no client rank, it has no block. own_sizes: how many test rows each client
-    has of its own.
+    block: samples per block. rank: this one; where it is no client rank, it has no block. own_sizes: how many
+    test rows each client has of its own.
     """
 
-    def __init__(self, clients: Clients, rank: int, client_ranks: range) -> None:
-        self._clients, self._shards = clients, clients.shards
-        self._all_blocks = range(-(-clients.shards.num_test // BLOCK))
+    def __init__(self, clients: Clients, block: int, rank: int, client_ranks: range) -> None:
+        self._clients, self._shards, self._block = clients, clients.shards, block
+        self._all_blocks = range(-(-clients.shards.num_test // block))
         share = client_ranks.index(rank) if rank in client_ranks else None
         self._blocks = range(0) if share is None else self._all_blocks[share :: len(client_ranks)]
         self._resident: dict[int, tuple[Tensor, Tensor]] = {}
@@ -76,12 +76,13 @@ class Evaluator:
                 if scores_BK is not None:
                     correct_N = correct.setdefault(way, np.zeros(self._shards.num_test, dtype=bool))
                     told = (scores_BK.argmax(1) == y_B).cpu().numpy()
-                    correct_N[block * BLOCK : block * BLOCK + len(y_B)] = told
+                    start = block * self._block
+                    correct_N[start : start + len(y_B)] = told
         return correct
 
     def _load(self, block: int) -> tuple[Tensor, Tensor]:
         if block not in self._resident:
-            x_NHWC, y_N = self._shards.test(block * BLOCK, (block + 1) * BLOCK)
+            x_NHWC, y_N = self._shards.test(block * self._block, (block + 1) * self._block)
             x_NCHW = self._clients.to_device(x_NHWC)
             self._resident[block] = x_NCHW, torch.from_numpy(y_N.astype("int64")).to(x_NCHW.device)
         return self._resident[block]

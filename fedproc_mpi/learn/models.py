@@ -16,6 +16,7 @@ from fedproc_mpi.flags import nearest
 
 EMBEDDING = 256  # D: MOON §4.1, FedProc §4.1
 ImageShape = tuple[int, int, int]  # H, W, C
+MOST_IN_A_BLOCK, BLOCK_BYTES = 256, 2**28
 
 
 class ProjectedModel(nn.Module):
@@ -83,17 +84,23 @@ MODELS: dict[str, Factory] = {"small-cnn": small_cnn, "simple-cnn": simple_cnn}
 RESNETS = ("resnet18", "resnet50")
 
 
+def resolve(name: str, shape: ImageShape) -> str:
+    """The model's name, where it is `auto`: by image size."""
+    if name != "auto":
+        return name
+    return "simple-cnn" if min(shape[:2]) >= 28 else "small-cnn"
+
+
 def build_model(
     name: str, shape: ImageShape, num_classes: int, normalize_z: bool, seed: int, norm: str = "batch"
 ) -> nn.Module:
     """A model with the weights that `seed` draws; the caller's random state is left alone.
 
-    name: one of MODELS or RESNETS, `auto` (by image size), or `module:Class`, called with
+    name: one of MODELS or RESNETS, `auto` (`resolve`), or `module:Class`, called with
     (shape, num_classes). norm: batch or group, of the ResNets alone (`check_norm`). Raises UserError for
     an unknown name, or a model that does not return (z_BD, logits_BK).
     """
-    if name == "auto":
-        name = "simple-cnn" if min(shape[:2]) >= 28 else "small-cnn"
+    name = resolve(name, shape)
     factory = _factory(name, norm)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -117,6 +124,26 @@ def check_norm(names: Iterable[str], norm: str) -> None:
 def embedding_size(model: nn.Module, shape: ImageShape) -> int:
     """D: the width of z."""
     return _probe(model, shape)[0].shape[1]
+
+
+def block_size(model: nn.Module, shape: ImageShape) -> int:
+    """How many samples class means and evaluation compute at a time: a power of two, 256 at most.
+
+    So many that the largest tensor that a layer gives holds at most BLOCK_BYTES in float32. Logits change
+    with the batch they are computed in (law 1), so this follows from model and image size alone.
+    """
+    largest = [1]  # values per sample
+
+    def look(module: nn.Module, given: object, out: object) -> None:
+        if isinstance(out, Tensor):
+            largest.append(out.numel() // 2)  # the probe is a batch of 2
+
+    hooks = [module.register_forward_hook(look) for module in model.modules()]
+    _probe(model, shape)
+    for hook in hooks:
+        hook.remove()
+    fitting = max(1, BLOCK_BYTES // (4 * max(largest)))
+    return min(MOST_IN_A_BLOCK, 2 ** (fitting.bit_length() - 1))
 
 
 def has_batchnorm(model: nn.Module) -> bool:

@@ -2,8 +2,8 @@
 
 import os
 import socket
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -56,6 +56,26 @@ def set_up(config: Config, comm: Comm) -> Placement:
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32
     return place(config, comm)
+
+
+@contextmanager
+def restored_settings() -> Iterator[None]:
+    """Give torch's settings and the environment back as they were: a run may be a small part of a program."""
+    matmul, cudnn, variable = torch.backends.cuda.matmul, torch.backends.cudnn, "CUBLAS_WORKSPACE_CONFIG"
+    threads, mode, workspace = (
+        torch.get_num_threads(),
+        torch.get_deterministic_debug_mode(),
+        os.environ.get(variable),
+    )
+    flags = cudnn.benchmark, matmul.allow_tf32, cudnn.allow_tf32
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_deterministic_debug_mode(mode)
+        cudnn.benchmark, matmul.allow_tf32, cudnn.allow_tf32 = flags
+        if workspace is None:
+            os.environ.pop(variable, None)
 
 
 def place(config: Config, comm: Comm) -> Placement:

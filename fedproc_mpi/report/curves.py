@@ -1,22 +1,19 @@
-"""Accuracy over rounds, one curve a run."""
+"""Accuracy over rounds, one curve per run."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from fedproc_mpi.config import read_json
+from fedproc_mpi.figure import new_figure
 from fedproc_mpi.store.files import CONFIG
 from fedproc_mpi.store.metrics import read_metrics
 
 
 def plot_accuracy(run_dirs: Sequence[Path], out: Path) -> Path:
     """Draw the test accuracy of each run over its rounds as a PNG; returns its path."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib.figure import Figure
+    figure = new_figure(figsize=(6, 4), layout="constrained")
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     for run_dir in run_dirs:
         lines = read_metrics(run_dir)

@@ -47,6 +47,7 @@ class RunStore:
             if rank.comm.rank == 0:
                 opened = self._open()
         self.run_dir, self.finished, self.first_round, self._kept_versions = rank.comm.share(opened)
+        self._saved = self.first_round
         versions = self._kept_versions[0] if self._kept_versions else [NONE] * len(rank.clients)
         room = rank.config.client_cache_mb * 10**6
         self.clients = ClientFiles(self.run_dir, versions, rank.device, room, rank.first_kept, rank.clock)
@@ -88,13 +89,20 @@ class RunStore:
         if stopping or done == config.rounds or done % config.checkpoint_every == 0:
             versions = list(self.clients.versions)
             checkpoint.save(self.run_dir, done, self._rank.state.tensors(), versions, self.lines)
-            self._kept_versions = [versions, *self._kept_versions][:2]
+            self._kept_versions, self._saved = [versions, *self._kept_versions][:2], done
         clock.mark("checkpoint")
         line["seconds"]["checkpoint"] = round(clock.total, 4)
         line["round_seconds"] = round(line["round_seconds"] + clock.total, 4)
         metrics.append_line(self.run_dir, line)
         self.clients.collect_garbage(self._kept_versions)
         return line
+
+    def saved_so_far(self) -> str:
+        """What of the run would be left if it ended now, for people; '' but on rank 0."""
+        if self._lock is None:
+            return ""
+        done = f"{self._saved} of {self._rank.config.rounds} rounds"
+        return f"saved in {self.run_dir}: {done}; --resume goes on"
 
     def finish(self, **facts: Any) -> Result | None:
         """Write model.pt and summary.json; the result on rank 0. Collective."""

@@ -1,13 +1,11 @@
 """The suite's other half: pytest under mpirun, on Open MPI and, in an environment of its own, on MPICH."""
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.support.processes import ROOT, clean_environment, command, finish, skip_or_fail
+from tests.support.processes import ROOT, clean_environment, command, finish, mpich_python
 
 IN_PROCESS = ["tests/mpi", *(f"tests/unit/test_{name}.py" for name in ("sums", "fedproc", "client"))]
 
@@ -46,10 +44,8 @@ def test_suite_on_open_mpi(ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_smaller_set_on_mpich(ranks: int) -> None:
-    """`make .venv-mpich` makes the environment: mpi4py and MPICH, with the torch that is there already."""
-    python = Path(os.environ.get("FEDPROC_MPICH_VENV", ROOT / ".venv-mpich")) / "bin" / "python"
-    if not python.exists():
-        skip_or_fail("no .venv-mpich (make .venv-mpich)")
+    """mpi4py and MPICH, with the torch that is there already."""
+    python = mpich_python()
     name = subprocess.run(
         [python, "-c", "from mpi4py import MPI; print(MPI.Get_library_version())"],
         capture_output=True,

@@ -50,12 +50,24 @@ def command(ranks: int | None, python: str = sys.executable) -> list[str]:
     return [str(found), "-n", str(ranks), python]
 
 
+def mpich_python() -> Path:
+    """The Python of the environment with MPICH, which `make .venv-mpich/installed` makes."""
+    python = Path(os.environ.get("FEDPROC_MPICH_VENV", ROOT / ".venv-mpich")) / "bin" / "python"
+    if not python.exists():
+        skip_or_fail("no .venv-mpich (make .venv-mpich/installed)")
+    return python
+
+
 def start(
-    arguments: Sequence[str], cwd: Path, ranks: int | None = None, env: Mapping[str, str] | None = None
+    arguments: Sequence[str],
+    cwd: Path,
+    ranks: int | None = None,
+    env: Mapping[str, str] | None = None,
+    python: str = sys.executable,
 ) -> "subprocess.Popen[str]":
     """Start `python ARGUMENTS`, under mpirun when `ranks` is given."""
     return subprocess.Popen(
-        [*command(ranks), *arguments],
+        [*command(ranks, python), *arguments],
         cwd=cwd,
         env=clean_environment(**(env or {})),
         stdin=subprocess.DEVNULL,

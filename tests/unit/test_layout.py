@@ -9,7 +9,7 @@ from tests.support.processes import ROOT
 # From the lowest floor to the highest. A name stands for a module, or for a package and all that is in it;
 # the longest that fits counts.
 FLOORS = [
-    ("errors", "terminal"),
+    ("errors", "terminal", "figure"),
     ("flags", "clock"),
     ("config",),
     ("comm",),
@@ -26,7 +26,7 @@ FLOORS = [
     ("__init__",),
     ("__main__", "doctor"),
 ]
-DATA_PREP_USES = ("errors", "flags", "shards", "terminal")
+DATA_PREP_USES = ("errors", "figure", "flags", "shards", "terminal")
 DATA_PREP_FLOORS = [
     ("partitions",),
     ("heldout",),

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -237,15 +238,65 @@ def test_config_json_tells_where_a_run_went_on_and_where_it_was_before(
     assert run_once(shards, run_dir, resume=True).summary == read_json(run_dir / "summary.json")
 
 
-def test_the_promise_can_be_given_up_and_the_summary_says_so(shards: Path, tmp_path: Path) -> None:
-    quick = run_once(shards, tmp_path, deterministic=False, rounds=1)
-    assert quick.summary["deterministic"] is False
-    assert torch.get_deterministic_debug_mode() == 0
-    assert torch.backends.cudnn.benchmark
-    kept = run_once(shards, tmp_path / "kept", rounds=1)
+def settings_of_torch() -> dict[str, object]:
+    return {
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.get_deterministic_debug_mode(),
+        "benchmark": torch.backends.cudnn.benchmark,
+        "matmul": torch.backends.cuda.matmul.allow_tf32,
+        "convolutions": torch.backends.cudnn.allow_tf32,
+        "environment": dict(os.environ),
+        "signals": [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)],
+    }
+
+
+def test_a_run_gives_back_what_it_changed(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within it the promise holds, or is given up; the program around it goes on as it was."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    before, within = settings_of_torch(), dict[str, object]()
+    real = FedProc.client_update
+
+    def client_update(self: FedProc, task: Task) -> Update:
+        within.update(settings_of_torch())
+        return real(self, task)
+
+    monkeypatch.setattr(FedProc, "client_update", client_update)
+    kept = run_once(shards, tmp_path / "kept", rounds=1, threads=2, precision="tf32")
     assert kept.summary["deterministic"] is True
-    assert torch.get_deterministic_debug_mode() == 2
-    assert not torch.backends.cudnn.benchmark
+    assert (within["deterministic"], within["benchmark"], within["threads"]) == (2, False, 2)
+    assert (within["matmul"], within["convolutions"]) == (True, True)
+    assert settings_of_torch() == before
+    quick = run_once(shards, tmp_path / "quick", deterministic=False, rounds=1)
+    assert quick.summary["deterministic"] is False
+    assert (within["deterministic"], within["benchmark"], within["threads"]) == (0, True, 1)
+    assert settings_of_torch() == before
+    with pytest.raises(TrainingFailed):
+        run_once(shards, tmp_path / "diverging", lr=1e4, threads=2)
+    assert settings_of_torch() == before
+    with pytest.raises(UserError):
+        run_once(shards, tmp_path / "wrong", threads=2, model="nonsense")
+    assert settings_of_torch() == before
+
+
+def test_a_run_closes_its_shards(shards: Path, tmp_path: Path) -> None:
+    path = shutil.copy(shards, tmp_path / "mine.h5")
+    run_once(path, tmp_path / "run", rounds=1)
+    opened = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.exists()]
+    assert str(path) not in opened
+
+
+def test_numpy_numbers_and_paths_are_taken(shards: Path, tmp_path: Path) -> None:
+    plain = Config.create(rounds=2, lr=0.5, momentum=0.0, seed=3, temperature=0.5, deterministic=True)
+    numbers = {"rounds": np.int64(2), "lr": np.float64(0.5), "momentum": np.float32(0), "seed": np.uint8(3)}
+    given = Config.create(
+        **numbers, temperature=np.float64(0.5), deterministic=np.bool_(True), shards=shards, run_dir=tmp_path
+    )
+    assert {**given.flat(), "shards": plain.shards, "run_dir": ""} == plain.flat()
+    for name in ("rounds", "lr", "momentum", "seed", "deterministic"):
+        assert type(getattr(given, name)) is type(getattr(plain, name))
+    assert (given.shards, given.run_dir) == (str(shards), str(tmp_path))
 
 
 def test_a_copy_of_the_shards_changes_nothing(finished: Result, shards: Path, tmp_path: Path) -> None:
