@@ -1,39 +1,84 @@
 """A finished run's model, ready to predict."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from fedproc_mpi.errors import UserError
 from fedproc_mpi.store.model import read_model
 
 
 class Predictor(nn.Module):
     """Images in, logits out; normalisation included.
 
-    `prototypes_KD` (or None) are the global class prototypes; `class_names` the classes in order.
+    `prototypes_KD` (or None) are the global class prototypes; `class_names` the classes in order;
+    `image_shape` is (H, W, C).
     """
 
-    def __init__(self, model: nn.Module, mean: list[float], std: list[float], class_names: list[str]) -> None:
+    def __init__(
+        self, model: nn.Module, data: Mapping[str, Any], prototypes_KD: Tensor | None = None
+    ) -> None:
+        """data: the shards' header, as a run's config.json has it."""
         super().__init__()
-        self.model, self.class_names = model, class_names
+        self.model, self.class_names = model, list(data["class_names"])
+        self.image_shape = tuple(data["image_shape"])
         self.mean: Tensor
         self.std: Tensor
-        self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))
-        self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
-        self.prototypes_KD: Tensor | None = None
+        self.register_buffer("mean", torch.tensor(data["mean"]).view(1, -1, 1, 1))
+        self.register_buffer("std", torch.tensor(data["std"]).view(1, -1, 1, 1))
+        self.prototypes_KD = prototypes_KD
 
-    def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Logits (B, K) of images (B, C, H, W): uint8 in 0…255, or float in 0…1."""
-        return self._both(x_BCHW)[1]
+    def forward(self, images: Tensor | npt.NDArray[Any]) -> Tensor:
+        """Logits (B, K) of images: uint8 in 0…255 or float in 0…1; (B, C, H, W) or (B, H, W, C).
 
-    def embed(self, x_BCHW: Tensor) -> Tensor:
+        Raises UserError for images of another size, type or range, which would be told wrongly.
+        """
+        return self._both(images)[1]
+
+    def embed(self, images: Tensor | npt.NDArray[Any]) -> Tensor:
         """z (B, D) of images as in `forward`."""
-        return self._both(x_BCHW)[0]
+        return self._both(images)[0]
 
-    def _both(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-        x_BCHW = x_BCHW.float() if x_BCHW.is_floating_point() else x_BCHW.float() / 255
-        return self.model((x_BCHW - self.mean) / self.std)
+    def _both(self, images: Tensor | npt.NDArray[Any]) -> tuple[Tensor, Tensor]:
+        try:
+            x_BCHW = self._channels_first(torch.as_tensor(_contiguous(images)))
+        except (TypeError, ValueError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"images must be a tensor or an array of numbers: {error}") from error
+        if x_BCHW.dtype == torch.uint8:
+            x_BCHW = x_BCHW.float() / 255
+        elif not x_BCHW.is_floating_point():
+            raise UserError(f"images are {x_BCHW.dtype}: give uint8 in 0…255, or float in 0…1")
+        elif x_BCHW.numel() and not (x_BCHW.min() >= 0 and x_BCHW.max() <= 1):  # NaN is neither
+            found = f"{float(x_BCHW.min()):g}…{float(x_BCHW.max()):g}"
+            raise UserError(
+                f"float images must be in 0…1, not {found}: divide by 255, and do not normalise them"
+            )
+        return self.model((x_BCHW.to(self.mean.dtype) - self.mean) / self.std)
+
+    def _channels_first(self, images: Tensor) -> Tensor:
+        """Images (B, C, H, W), whichever of the two orders they have, on the model's device."""
+        height, width, channels = self.image_shape
+        images = images.to(self.mean.device)
+        if images.shape[1:] == (channels, height, width):
+            return images
+        if images.shape[1:] == (height, width, channels):
+            return images.permute(0, 3, 1, 2)
+        raise UserError(
+            f"images are {tuple(images.shape)}; this model takes (B, {channels}, {height}, {width}) or "
+            f"(B, {height}, {width}, {channels})"
+        )
+
+
+def _contiguous(images: Tensor | npt.NDArray[Any]) -> Tensor | npt.NDArray[Any]:
+    """torch refuses arrays with negative strides, as a flip makes them."""
+    return images if isinstance(images, Tensor) else np.ascontiguousarray(images)
 
 
 def load_model(run_dir: str | Path, client: int | None = None) -> Predictor:
@@ -42,7 +87,4 @@ def load_model(run_dir: str | Path, client: int | None = None) -> Predictor:
     Raises UserError where there is no such model.
     """
     model, run = read_model(Path(run_dir), client)
-    data = run["data"]
-    predictor = Predictor(model, data["mean"], data["std"], list(data["class_names"]))
-    predictor.prototypes_KD = run["prototypes"]
-    return predictor.eval()
+    return Predictor(model, run["data"], run["prototypes"]).eval()

@@ -471,6 +471,40 @@ def test_load_model_is_ready_to_predict(finished: Result, shards: Path, tmp_path
         load_model(tmp_path)
 
 
+@torch.no_grad()
+def test_what_a_model_takes_and_what_it_refuses(finished: Result, shards: Path) -> None:
+    """Whatever it takes gives the same logits: no image is read on a wrong scale or with its axes swapped."""
+    model = load_model(finished.run_dir)
+    with Shards(shards) as file:
+        x_NHWC, _ = file.test(0, 9)
+    x_NCHW = torch.from_numpy(x_NHWC).permute(0, 3, 1, 2)
+    right = model(x_NCHW)
+    for same in (
+        x_NHWC,
+        x_NHWC[::-1][::-1],
+        x_NHWC / 255,
+        (x_NHWC / 255).astype(np.float16),
+        x_NCHW.double() / 255,
+    ):
+        torch.testing.assert_close(
+            model(same), right, atol=2e-2 if same.dtype == np.float16 else 1e-4, rtol=1e-3
+        )
+    for wrong, told in (
+        (x_NCHW.float(), "float images must be in 0…1, not 0…255: divide by 255"),
+        ((x_NCHW.float() / 255 - 0.3) / 0.3, "float images must be in 0…1, not -1"),
+        (x_NCHW.float() * torch.nan, "float images must be in 0…1, not nan"),
+        (x_NCHW.int(), "images are torch.int32: give uint8"),
+        (x_NHWC > 99, "images are torch.bool: give uint8"),
+        (x_NHWC.astype(np.uint16), "images are torch.uint16: give uint8"),
+        (x_NCHW[0], "images are (1, 8, 8); this model takes (B, 1, 8, 8) or (B, 8, 8, 1)"),
+        (x_NCHW[..., :7], "images are (9, 1, 8, 7); this model takes"),
+        (x_NHWC.astype(object), "must be a tensor or an array of numbers"),
+    ):
+        with pytest.raises(UserError) as refused:
+            model(wrong)
+        assert told in str(refused.value)
+
+
 def test_init_from_a_file(finished: Result, shards: Path, tmp_path: Path) -> None:
     started = run_once(shards, tmp_path / "a", init=str(finished.run_dir / "model.pt"), rounds=1)
     fresh = run_once(shards, tmp_path / "b", rounds=1)
