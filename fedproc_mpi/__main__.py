@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedproc_mpi.comm.launch import STOP_SIGNALS, connect, leave_when_told
-from fedproc_mpi.errors import FedprocError, UserError, reason
+from fedproc_mpi.errors import FedprocError, UserError, from_system, reason
 from fedproc_mpi.terminal import complain, say
 
 if TYPE_CHECKING:
@@ -31,7 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         complain(f"fedproc_mpi: {error}")
         return error.exit_code
     try:
-        return _run(list(sys.argv[1:] if argv is None else argv), comm)
+        try:
+            return _run(list(sys.argv[1:] if argv is None else argv), comm)
+        except OSError as error:
+            raise from_system(error) from error
     except FedprocError as error:
         if comm.rank == 0 or not error.agreed:
             where = "" if error.agreed or comm.rank == 0 else f" (rank {comm.rank})"

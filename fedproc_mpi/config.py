@@ -8,7 +8,7 @@ dataclass (`algorithms/`); here they travel in `options`.
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +23,7 @@ else:
 
 PRESET_DIR = Path(__file__).parent / "presets"
 RECORDED = ("data", "files", "environment")  # what config.json holds besides the config
+DEFAULT_LR = 0.03  # of most algorithms, on the embedded digits
 DIGITS_SHARDS = "shards/digits_m10.h5"
 
 
@@ -31,7 +32,9 @@ class Config:
     """What a run depends on. `Config.create(algorithm="fedproc", temperature=0.5)` sorts flat keys."""
 
     algorithm: str = setting("fedproc", "an algorithm's name, or path/to/mine.py")
-    model: str = setting("auto", "a model's name, module:Class of your own, or auto: chosen by image size")
+    model: str = setting(
+        "auto", "a model's name; your own module:Class or path/to/mine.py:Class; auto: chosen by image size"
+    )
     norm: Literal["batch", "group"] = setting(
         "batch", "normalisation layers of the ResNets; group: GroupNorm, which averages well"
     )
@@ -40,7 +43,9 @@ class Config:
     rounds: int = setting(15, "communication rounds T", "digits; paper: 100, Tiny-ImageNet 20", low=1)
     local_epochs: int = setting(4, "local epochs E per round", "digits; paper: 10", low=1)
     batch_size: int = setting(16, "samples per batch", "digits; paper: 64", low=1)
-    lr: float = setting(0.03, "learning rate of SGD, constant", "digits; paper: 0.01", above=0)
+    lr: float | None = setting(
+        None, "learning rate of SGD, constant; none: 0.03, scaffold 0.01", "digits; paper: 0.01", above=0
+    )
     momentum: float = setting(0.9, "momentum of SGD", "MOON §4.1", low=0)
     weight_decay: float = setting(1e-5, "weight decay of SGD", "MOON §4.1", low=0)
     sample_rate: float = setting(
@@ -132,14 +137,14 @@ def load_preset(name: str) -> dict[str, Any]:
     if name not in built_in and path.suffix != ".toml":
         raise UserError(f"--preset {name}: no such preset; {nearest(name, built_in)} (or a FILE.toml)")
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UserError(f"--preset {name}: cannot read it: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"--preset {name}: not a TOML file: {error}") from error
 
 
-def merge_presets(names: Iterable[str], algorithm: str | None, known: Iterable[str]) -> dict[str, Any]:
+def merge_presets(names: Sequence[str], algorithm: str | None, known: Iterable[str]) -> dict[str, Any]:
     """Flat keys of the presets, later ones winning; tables of other algorithms are left out.
 
     algorithm: the one that a flag chose; None: the presets' own choice, or the default. known: the
@@ -150,7 +155,11 @@ def merge_presets(names: Iterable[str], algorithm: str | None, known: Iterable[s
     named = [str(preset["algorithm"]) for preset in presets if "algorithm" in preset]
     chosen = algorithm or (named[-1] if named else str(FIELD_DEFAULTS["algorithm"]))
     flat: dict[str, Any] = {}
-    for preset in presets:
+    for name, preset in zip(names, presets, strict=True):
+        if no_tables := [k for k in known if k in preset and not isinstance(preset[k], dict)]:
+            raise UserError(
+                f"--preset {name}: {no_tables[0]} is an algorithm: write a table, [{no_tables[0]}]"
+            )
         flat.update({k: v for k, v in preset.items() if not (isinstance(v, dict) and k in known)})
         flat.update(preset.get(Path(chosen).stem, {}))
     return {**flat, "algorithm": chosen}
@@ -159,7 +168,7 @@ def merge_presets(names: Iterable[str], algorithm: str | None, known: Iterable[s
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; UserError where it is missing or broken."""
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):

@@ -34,6 +34,12 @@ class UserError(FedprocError, ValueError):
     exit_code = 2
 
 
+def from_system(error: OSError) -> UserError:
+    """What the system refuses, as the user's error: file, and what is wrong with it."""
+    where = f"{str(error.filename)[:200]}: " if error.filename else ""
+    return UserError(f"{where}{reason(error)}")
+
+
 class TrainingFailed(FedprocError):
     """Training cannot go on: a client diverged (exit 3)."""
 

@@ -83,9 +83,10 @@ def own_files(config: Config) -> dict[str, str]:
     found = {}
     for key, value in config.result_fields().items():
         for word in value.split(",") if isinstance(value, str) else ():
-            path = word if word.endswith(".py") or key == "init" else ""
+            module, colon, _ = word.rpartition(":")
+            path = word if word.endswith(".py") or key == "init" else module if module.endswith(".py") else ""
             with suppress(ImportError, ValueError):
-                spec = importlib.util.find_spec(word.partition(":")[0]) if ":" in word else None
+                spec = importlib.util.find_spec(module) if colon and not path else None
                 path = (spec and spec.origin) or path
             if Path(path).is_file():
                 found[word] = hashlib.sha256(Path(path).read_bytes()).hexdigest()

@@ -94,7 +94,8 @@ def set_up(config: Config, comm: Comm) -> Rank:
     config = dataclasses.replace(config, device="cuda" if on_gpu else "cpu")
     with comm.agreed():
         algorithm = algorithms.build(config.algorithm, config.options)
-        config = config.with_options(algorithm.options())
+        lr = config.lr or algorithm.default_lr
+        config = dataclasses.replace(config, lr=lr, options=algorithm.options())
         shards = _open_shards(config)
     require_same(comm, placement.host, config, shards.fingerprint)
     with comm.agreed():

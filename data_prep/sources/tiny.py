@@ -73,7 +73,9 @@ class TinyImageNet(Sharding):
 
 def _read(annotations: Path) -> list[tuple[str, str]]:
     """(file name, WNID) of each validation image, in the file's order."""
-    lines = [line.split("\t") for line in annotations.read_text().splitlines() if line.strip()]
+    lines = [
+        line.split("\t") for line in annotations.read_text(encoding="utf-8").splitlines() if line.strip()
+    ]
     if short := [line for line in lines if len(line) < 2]:
         raise UserError(f"{annotations}: cannot read the line {short[0][0]!r} (file, tab, WNID, box)")
     return [(line[0], line[1]) for line in lines]
@@ -81,7 +83,7 @@ def _read(annotations: Path) -> list[tuple[str, str]]:
 
 def _class_names(words: Path, classes: list[str]) -> list[str]:
     """The first word of each WNID in words.txt; the WNID itself where that is missing or not unique."""
-    lines = words.read_text().splitlines() if words.is_file() else []
+    lines = words.read_text(encoding="utf-8").splitlines() if words.is_file() else []
     names = {w: text.split(",")[0] for w, _, text in (line.partition("\t") for line in lines)}
     count = Counter(names.get(w, w) for w in classes)
     return [names.get(w, w) if count[names.get(w, w)] == 1 else w for w in classes]

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fedproc_mpi.config import Config
+from fedproc_mpi.config import DEFAULT_LR, Config
 from fedproc_mpi.flags import validate
 from fedproc_mpi.learn.client import Batch, LossParts, Round, Task, Tensors, Trainer
 from fedproc_mpi.learn.flat import Entry, State
@@ -32,11 +32,12 @@ class Algorithm:
 
     The defaults are FedAvg: derive, and override what differs. The fields are the algorithm's
     hyperparameters and become flags. personal: there is no global model, each client keeps its own
-    ("model", "counters"). loss_names: the parts that `loss` may return.
+    ("model", "counters"). loss_names: the parts that `loss` may return. default_lr: where --lr is not given.
     """
 
     personal: ClassVar[bool] = False
     loss_names: ClassVar[Sequence[str]] = ("ce",)
+    default_lr: ClassVar[float] = DEFAULT_LR
 
     def __post_init__(self) -> None:
         validate(self)

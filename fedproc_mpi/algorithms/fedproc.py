@@ -28,6 +28,7 @@ from fedproc_mpi.algorithms.base import (
     Update,
     WeightedSums,
 )
+from fedproc_mpi.errors import UserError
 from fedproc_mpi.flags import setting
 from fedproc_mpi.learn.seeds import torch_generator
 
@@ -91,6 +92,13 @@ class FedProc(Algorithm):
     )
 
     loss_names = ("gpc", "ce")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.alpha != FedProc.alpha and self.alpha_schedule != "constant":
+            raise UserError(
+                f"--alpha {self.alpha} is for --alpha-schedule constant, and this is {self.alpha_schedule}"
+            )
 
     def alpha_at(self, r: Round) -> float:
         """α: the weight of the prototype loss in round t."""

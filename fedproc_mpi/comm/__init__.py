@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from fedproc_mpi.errors import FedprocError, UserError
+from fedproc_mpi.errors import FedprocError, UserError, from_system
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,10 +82,15 @@ class Comm(ABC):
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
-        """A local step that may fail: where a rank raises a FedprocError in it, all raise the same one."""
+        """A local step that may fail: where a rank raises a FedprocError in it, all raise the same one.
+
+        An OSError counts as the user's: a name that is too long, a disk that cannot be read.
+        """
         error: FedprocError | None = None
         try:
             yield
         except FedprocError as caught:
             error = caught
+        except OSError as caught:
+            error = from_system(caught)
         self.agree(error)

@@ -3,6 +3,7 @@
 A launcher that starts N tasks of which MPI knows nothing makes N whole jobs, and each looks right.
 """
 
+import math
 import os
 import re
 import signal
@@ -83,6 +84,30 @@ def oversubscription_asked() -> bool:
             wanted = (w for w in words if name == "cmdline" or w.startswith(("OMPI_MCA_", "PRTE_MCA_")))
             told += " ".join(wanted)
     return OVERSUBSCRIBE.search(told) is not None
+
+
+def own_cores() -> list[int]:
+    """The cores on which this process may run, as many of them as a container's CPU quota is worth.
+
+    All where the system does not tell (macOS).
+    """
+    if hasattr(os, "sched_getaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+    else:
+        cores = list(range(os.cpu_count() or 1))
+    return cores[: max(1, math.ceil(cpu_quota()))] if cpu_quota() else cores
+
+
+def cpu_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
+    """How many cores' time the control groups (version 2) of this process allow; 0: they set no limit."""
+    limits = []
+    with suppress(OSError, ValueError):
+        path = next(line[3:] for line in own.read_text().splitlines() if line.startswith("0::"))
+        for folder in (root / path.lstrip("/"), *(root / path.lstrip("/")).parents):
+            with suppress(OSError, ValueError):
+                quota, period = (folder / "cpu.max").read_text().split()
+                limits.append(float(quota) / float(period))
+    return min(limits, default=0.0)
 
 
 def leave_when_told() -> None:

@@ -121,7 +121,7 @@ def _alone(report: Report) -> str:
     else:
         report.check("mpirun", lambda: look.mpirun(library))
     report.check("HDF5", lambda: [look.hdf5(os.getcwd())])
-    report.check("Slurm", lambda: judge.slurm_findings(os.environ, len(look.own_cores())))
+    report.check("Slurm", lambda: judge.slurm_findings(os.environ, len(launch.own_cores())))
     if look.nvidia_devices() and text:
         report.check("CUDA-aware", look.cuda_aware)
     return text

@@ -16,6 +16,7 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
 from typing import TYPE_CHECKING, Any
 
+from fedproc_mpi.comm.launch import own_cores
 from fedproc_mpi.doctor import findings as judge
 from fedproc_mpi.doctor.findings import OK, WARNING, WRONG, Finding, Mpirun, Rank
 from fedproc_mpi.errors import reason
@@ -106,13 +107,6 @@ def loaded_libraries() -> list[str]:
         paths = {line.split(maxsplit=5)[-1].strip() for line in maps if "/lib" in line}
         return sorted({os.path.realpath(p) for p in paths if LIBMPI.search(p)})
     return []
-
-
-def own_cores() -> list[int]:
-    """The cores on which this process may run; all where the system does not tell (macOS)."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 def nvidia_devices() -> int:

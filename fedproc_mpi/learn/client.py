@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedproc_mpi.clock import Clock
-from fedproc_mpi.config import Config
+from fedproc_mpi.config import DEFAULT_LR, Config
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.learn.data import Batches, ClientData, cuts
 from fedproc_mpi.learn.flat import FlatModel
@@ -75,6 +75,7 @@ class Trainer:
         clock: Clock | None = None,
     ) -> None:
         self.config, self.model, self.batches = config, model, batches
+        self.lr = config.lr or DEFAULT_LR
         self.num_classes, self.embedding, self.block = num_classes, embedding, block
         self.device = model.vector_S.device
         self.clock = clock or Clock()
@@ -144,7 +145,7 @@ class Trainer:
             grad_P.add_(w_P, alpha=config.weight_decay)
         if config.momentum:
             grad_P = self._momentum_P.mul_(config.momentum).add_(grad_P)
-        w_P.add_(grad_P, alpha=-config.lr)
+        w_P.add_(grad_P, alpha=-self.lr)
 
     @torch.no_grad()
     def class_means(self, data: ClientData, mode: str = "eval", t: int = 0) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.flags import nearest
+from fedproc_mpi.plugins import load_file
 
 EMBEDDING = 256  # D: MOON §4.1, FedProc §4.1
 ImageShape = tuple[int, int, int]  # H, W, C
@@ -96,9 +97,9 @@ def build_model(
 ) -> nn.Module:
     """A model with the weights that `seed` draws; the caller's random state is left alone.
 
-    name: one of MODELS or RESNETS, `auto` (`resolve`), or `module:Class`, called with
-    (shape, num_classes). norm: batch or group, of the ResNets alone (`check_norm`). Raises UserError for
-    an unknown name, or a model that does not return (z_BD, logits_BK).
+    name: one of MODELS or RESNETS, `auto` (`resolve`), or `module:Class` or `path/to/mine.py:Class`, which is
+    called with (shape, num_classes). norm: batch or group, of the ResNets alone (`check_norm`). Raises
+    UserError for an unknown name, or a model that does not return (z_BD, logits_BK).
     """
     name = resolve(name, shape)
     factory = _factory(name, norm)
@@ -158,15 +159,21 @@ def _factory(name: str, norm: str) -> Factory:
         return _import_model(name)
     if name not in MODELS:
         known = (*MODELS, *RESNETS)
-        raise UserError(f"--model {name}: no such model; {nearest(name, known)} (or module:Class)")
+        raise UserError(
+            f"--model {name}: no such model; {nearest(name, known)} (or module:Class, path/to/mine.py:Class)"
+        )
     return MODELS[name]
 
 
 def _import_model(name: str) -> Factory:
-    module, _, attribute = name.partition(":")
+    """`module:Class` or `path/to/mine.py:Class`; UserError where there is none."""
+    module, _, attribute = name.rpartition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+        found = load_file(module, "--model") if module.endswith(".py") else importlib.import_module(module)
+        return getattr(found, attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
         raise UserError(f"--model {name}: cannot import it: {error}") from error
 
 

@@ -1,14 +1,17 @@
 """Rank → device, threads and precision. Settings that torch must see before the first kernel."""
 
 import os
+import platform
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 from fedproc_mpi.comm import Comm
+from fedproc_mpi.comm.launch import own_cores
 from fedproc_mpi.config import Config
 from fedproc_mpi.errors import UserError, reason
 
@@ -28,6 +31,7 @@ class Placement:
     gpu_name: str = ""
     gpu_uuid: str = ""
     gpu_pci: str = ""
+    cpu: str = ""
 
     @property
     def device(self) -> torch.device:
@@ -90,7 +94,7 @@ def place(config: Config, comm: Comm) -> Placement:
     with comm.agreed():
         _check(config.device, [views[r] for r in comm.client_ranks])
     gpu = pick_gpu(comm.rank, local_clients, visible, config.server_gpu)
-    placement = Placement(comm.rank, host, config.threads, cores)
+    placement = Placement(comm.rank, host, config.threads, cores, cpu=cpu_name())
     with comm.agreed():
         if gpu is not None:
             try:
@@ -151,8 +155,17 @@ def autocast(config: Config, device: torch.device) -> AbstractContextManager[obj
 
 
 def allowed_cores() -> int:
-    """The cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """The cores that this process may run on, or a container's CPU quota where that is less."""
+    return len(own_cores())
+
+
+def cpu_name() -> str:
+    """The CPU's name; other CPUs take other kernels, which round otherwise."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def remarks(placements: Sequence[Placement], clients: range) -> list[str]:
@@ -167,6 +180,14 @@ def remarks(placements: Sequence[Placement], clients: range) -> list[str]:
             f"{first.cores - first.threads} of {first.cores} cores lie idle: "
             f"mpirun -n {first.cores + 1} gives the same result sooner"
         )
+    crowded = next((p for p in placements if p.threads > p.cores), None)
+    if crowded is not None:
+        told.append(
+            f"--threads {crowded.threads} on {crowded.cores} core(s) of {crowded.host}: fewer are faster"
+        )
+    cpus = sorted({placements[r].cpu for r in clients if placements[r].gpu is None})
+    if len(cpus) > 1:
+        told.append(f"CPUs of several kinds ({', '.join(cpus)}): another assignment may round otherwise")
     kinds = sorted({placements[r].gpu_name for r in clients})
     if len(kinds) > 1:
         told.append(f"GPUs of several kinds ({', '.join(kinds)}): another assignment may round otherwise")

@@ -21,7 +21,7 @@ def plot_accuracy(run_dirs: Sequence[Path], out: Path) -> Path:
             (line["round"] + 1, 100 * line["accuracy"]) for line in lines if line["accuracy"] is not None
         ]
         config = read_json(run_dir / CONFIG)
-        label = f"{Path(config['algorithm']).stem} on {Path(config['shards']).stem}"
+        label = f"{Path(config['algorithm']).stem[:40]} on {Path(config['shards']).stem[:40]}"
         axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label)
     axes.set_xlabel("round")
     axes.set_ylabel("test accuracy (%)")

@@ -19,7 +19,7 @@ def text(line: Mapping[str, Any]) -> str:
 def append_line(run_dir: Path, line: Mapping[str, Any]) -> None:
     """One more line of metrics.jsonl. UserError where it cannot be written."""
     try:
-        with open(run_dir / METRICS, "a") as file:
+        with open(run_dir / METRICS, "a", encoding="utf-8") as file:
             file.write(text(line))
     except OSError as error:
         raise UserError(f"cannot write {run_dir / METRICS}: {reason(error)}") from error

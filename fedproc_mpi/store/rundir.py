@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedproc_mpi.comm import Comm
-from fedproc_mpi.config import FIELD_DEFAULTS, Config, read_json
+from fedproc_mpi.config import FIELD_DEFAULTS, RECORDED, Config, read_json
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.flags import flag
 from fedproc_mpi.identity import own_files, package_sha256
@@ -23,6 +23,7 @@ from fedproc_mpi.placement.devices import Placement
 from fedproc_mpi.shards import Shards
 from fedproc_mpi.store.files import CHECKPOINT, CONFIG, METRICS, MODEL, PREVIOUS, SUMMARY, save_json
 from fedproc_mpi.store.lock import RunLock
+from fedproc_mpi.terminal import say
 
 TOP = Path("runs")
 
@@ -73,12 +74,19 @@ def _existing(config: Config, fingerprint: str) -> Path | None:
         traces = (SUMMARY, CHECKPOINT, PREVIOUS, METRICS)
         if others := [name for name in traces if (path / name).exists()]:
             raise UserError(f"{path} holds {', '.join(others)} of a run, but no {CONFIG}: choose another")
+        if config.resume:
+            say(f"fedproc_mpi: --resume: no run in {path}: starting anew")
         return None
     if not config.resume:
         state = "a finished run" if is_finished(path) else "an unfinished run"
         raise UserError(f"{path} already holds {state}; add --resume to go on, or choose another")
     if differing := differences(path, config, fingerprint):
-        raise UserError(f"{path}: --resume with a config that differs: {differing}")
+        hint = ""
+        if (
+            "--rounds was" in differing
+        ):  # α and others follow from T: a longer run is another one from its first round
+            hint = "; a run's length is part of its result: start a new run, in another directory"
+        raise UserError(f"{path}: --resume with a config that differs: {differing}{hint}")
     return path
 
 
@@ -87,7 +95,9 @@ def _newest_unfinished(config: Config, fingerprint: str) -> Path | None:
     unfinished.sort(key=lambda p: ((p / CONFIG).stat().st_mtime, p.name), reverse=True)
     differing = {path: differences(path, config, fingerprint) for path in unfinished}
     same = [path for path, difference in differing.items() if not difference]
-    if unfinished and not same:
+    if not unfinished:
+        say(f"fedproc_mpi: --resume: no unfinished run in {TOP}/: starting anew")
+    elif not same:
         newest = unfinished[0]
         raise UserError(f"--resume: no unfinished run of this config; {newest} differs: {differing[newest]}")
     return same[0] if same else None
@@ -95,7 +105,9 @@ def _newest_unfinished(config: Config, fingerprint: str) -> Path | None:
 
 def _new_directory(config: Config) -> Path:
     """Made here, so that of two runs that start in the same second each gets its own."""
-    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{Path(config.algorithm).stem}-{Path(config.shards).stem}"
+    stem = (
+        f"{time.strftime('%Y%m%d-%H%M%S')}-{Path(config.algorithm).stem[:60]}-{Path(config.shards).stem[:60]}"
+    )
     for i in itertools.count():
         path = TOP / (f"{stem}-{i}" if i else stem)
         with suppress(FileExistsError):
@@ -132,7 +144,9 @@ def differences(run_dir: Path, config: Config, fingerprint: str) -> str:
     As long as --on-diverged stop has not stopped a run, `exclude` would have given the same.
     """
     old = {**FIELD_DEFAULTS, **read_json(run_dir / CONFIG)}  # a field may be younger than the run
-    words = [
+    unknown = sorted(set(old) - set(config.flat()) - set(RECORDED))
+    words = [f"{key} is a setting of another version of fedproc_mpi" for key in unknown]
+    words += [
         f"{flag(key)} was {old.get(key)!r}, now {value!r}"
         for key, value in config.result_fields().items()
         if old.get(key) != value

@@ -157,7 +157,7 @@ def test_help_shows_each_flag_with_its_default_and_source(
             assert entry, key
             words = re.sub(r"\s+", "", entry[0])
             assert re.sub(r"\s+", "", field.metadata["help"]) in words, key
-    assert "constant [digits; paper: 0.01]\n" + 24 * " " + "(default: 0.01)" in shown  # the preset's
+    assert "(default: 64)" in re.search(r"--batch-size .*?--", shown, re.S)[0]  # the preset's
 
 
 def test_an_algorithm_is_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,3 +206,20 @@ def test_a_users_file_is_executed_once_and_again_when_it_changed(tmp_path: Path)
     mine.write_text(OWN.format(trace=str(trace), default=3.0))
     assert parse(["--algorithm", str(mine)]).options == {"strength": 3.0}
     assert trace.read_text() == "xx"
+
+
+def test_presets_as_editors_and_people_write_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("\ufeffrounds = 3 # β\n[moon]\nmu = 2\n", encoding="utf-8")
+    config = parse(["--preset", str(path), "--algorithm", "moon"])
+    assert (config.rounds, config.options["mu"]) == (3, 2)
+    path.write_text("moon = 3\n")
+    for name in ("moon", "fedavg"):
+        with pytest.raises(UserError, match=r"moon is an algorithm: write a table, \[moon\]"):
+            parse(["--preset", str(path), "--algorithm", name])
+
+
+def test_alpha_without_the_schedule_that_reads_it() -> None:
+    with pytest.raises(UserError, match=r"--alpha 0\.3 is for --alpha-schedule constant, and this is linear"):
+        parse(["--alpha", "0.3"])
+    assert parse(["--alpha", "0.3", "--alpha-schedule", "constant"]).options["alpha"] == 0.3

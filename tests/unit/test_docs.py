@@ -205,7 +205,7 @@ def in_first_cells(text: str) -> set[str]:
 
 def shown(default: object) -> str:
     """A default as the tables write it."""
-    return {"True": "on", "False": "off", "": "none"}.get(str(default), f"`{default}`")
+    return {"True": "on", "False": "off", "": "none", "None": "none"}.get(str(default), f"`{default}`")
 
 
 def test_the_table_of_flags_is_the_program_s() -> None:

@@ -1,5 +1,7 @@
 """How a process was launched, told from the launchers' variables."""
 
+from pathlib import Path
+
 import pytest
 
 from fedproc_mpi.comm import launch
@@ -28,3 +30,19 @@ def test_mpirun_inside_srun_is_told_from_mpiruns_own_daemons(
             launch.refuse(launch.mpirun_inside_srun())
         assert leaving.value.code == 2
     assert capsys.readouterr().err.count("mpirun inside srun") == 1
+
+
+def test_a_containers_quota_counts_as_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tightest of the control groups from the root to the process's own."""
+    own = tmp_path / "cgroup"
+    own.write_text("0::/pod/task\n")
+    (tmp_path / "pod" / "task").mkdir(parents=True)
+    assert launch.cpu_quota(tmp_path, own) == 0
+    (tmp_path / "pod" / "cpu.max").write_text("250000 100000\n")
+    (tmp_path / "pod" / "task" / "cpu.max").write_text("max 100000\n")
+    assert launch.cpu_quota(tmp_path, own) == 2.5
+    assert launch.cpu_quota(tmp_path, tmp_path / "missing") == 0
+    monkeypatch.setattr(launch.os, "sched_getaffinity", lambda _: set(range(8)))
+    for quota, cores in ((0, 8), (2.5, 3), (0.2, 1), (16, 8)):
+        monkeypatch.setattr(launch, "cpu_quota", lambda quota=quota: quota)
+        assert len(launch.own_cores()) == cores

@@ -10,7 +10,7 @@ from tests.support.processes import ROOT
 # the longest that fits counts.
 FLOORS = [
     ("errors", "terminal", "figure"),
-    ("flags", "clock"),
+    ("flags", "clock", "plugins"),
     ("config",),
     ("comm",),
     ("learn", "learn.sums", "learn.flat", "learn.seeds", "learn.cohort", "learn.models"),

@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import hashlib
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -23,6 +24,7 @@ from fedproc_mpi.errors import reason
 from fedproc_mpi.federated import Result
 from fedproc_mpi.identity import own_files
 from fedproc_mpi.learn.flat import Entry, State
+from fedproc_mpi.placement.devices import allowed_cores
 from fedproc_mpi.shards import Shards
 from fedproc_mpi.store import checkpoint, metrics, rundir
 from fedproc_mpi.store.lock import RunLock
@@ -338,7 +340,8 @@ def test_a_run_is_never_overwritten(finished: Result, shards: Path, tmp_path: Pa
     with pytest.raises(UserError, match=r"--lr was 0\.03, now 0\.5; --temperature was 1\.0, now 2\.0"):
         run_once(shards, finished.run_dir, resume=True, lr=0.5, temperature=2.0)
     # the device that `auto` found is recorded
-    fingerprint, config = Shards(str(shards)).fingerprint, Config.create(**QUICK)
+    config = Config.create(**QUICK, lr=FedProc.default_lr, **FedProc().options())
+    fingerprint = Shards(str(shards)).fingerprint
     assert differences(finished.run_dir, config, fingerprint) == ""
     told = differences(finished.run_dir, dataclasses.replace(config, device="cuda"), fingerprint)
     assert told == "--device was 'cpu', now 'cuda'"
@@ -349,7 +352,7 @@ def test_a_run_is_never_overwritten(finished: Result, shards: Path, tmp_path: Pa
     held = {**saved, "algorithm": str(own), "files": own_files(Config.create(algorithm=str(own)))}
     assert held["files"] == {str(own): hashlib.sha256(b"x = 1").hexdigest()}
     (tmp_path / "config.json").write_text(json.dumps(held))
-    config = Config.create(**QUICK, algorithm=str(own))
+    config = Config.create(**QUICK, algorithm=str(own), lr=FedProc.default_lr, **FedProc().options())
     assert differences(tmp_path, config, fingerprint) == ""
     own.write_text("x = 2")
     assert differences(tmp_path, config, fingerprint) == f"{own} has changed"
@@ -552,3 +555,125 @@ def test_state_views_share_one_buffer() -> None:
     other.buffer.copy_(state.buffer)
     assert other["model"].tolist() == [1.5] * 3
     assert other["counters"].tolist() == [-7, -7]
+
+
+def test_a_resume_that_finds_nothing_says_so(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = ["--shards", str(shards), "--rounds", "1", "--local-epochs", "1", "--resume"]
+    assert main(flags) == 0
+    assert "--resume: no unfinished run in runs/: starting anew" in capsys.readouterr().out
+    assert main([*flags, "--run-dir", "mine"]) == 0
+    assert "--resume: no run in mine: starting anew" in capsys.readouterr().out
+    assert main([*flags, "--run-dir", "mine", "--rounds", "2"]) == 2
+    told = capsys.readouterr().err
+    assert "--rounds was 1, now 2; a run's length is part of its result: start a new run" in told
+
+
+def test_a_record_of_a_newer_version(finished: Result, shards: Path, tmp_path: Path) -> None:
+    run_dir = Path(shutil.copytree(finished.run_dir, tmp_path / "newer"))
+    record = json.loads((run_dir / "config.json").read_text())
+    (run_dir / "config.json").write_text(json.dumps({**record, "warp": 9}))
+    with pytest.raises(UserError, match="warp is a setting of another version of fedproc_mpi"):
+        run_once(shards, run_dir, resume=True)
+
+
+def test_a_stop_in_the_last_round_is_no_stop(
+    finished: Result, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All was trained: the model is written."""
+    real = FedProc.client_update
+
+    def client_update(self: FedProc, task: Task) -> Update:
+        if task.round.t == task.round.total - 1:
+            signal.raise_signal(signal.SIGTERM)
+        return real(self, task)
+
+    monkeypatch.setattr(FedProc, "client_update", client_update)
+    result = run_once(shards, tmp_path / "run")
+    assert result.summary["model_sha256"] == finished.summary["model_sha256"]
+
+
+def test_what_a_run_says_at_its_start(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_once(shards, tmp_path / "run", rounds=1, threads=(threads := allowed_cores() + 1))
+    first, second, *more = capsys.readouterr().out.splitlines()
+    assert first == f"fedproc_mpi: fedproc on {shards}, 1 rank over serial: verifying the shards …"
+    params = sum(p.numel() for p in load_model(tmp_path / "run").model.parameters())
+    assert second.endswith(
+        f"fedproc, 1 rank(s) over serial, 5 clients, model small-cnn ({params:,} parameters)"
+    )
+    assert f"fedproc_mpi: run directory {tmp_path / 'run'}; if it is stopped, --resume goes on" in more
+    assert any(f"--threads {threads} on " in line for line in more)
+
+
+@pytest.mark.parametrize("flag", ["--shards", "--run-dir", "--init", "--algorithm", "--preset"])
+def test_names_that_no_file_system_takes(
+    shards: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flag: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ending = {"--algorithm": ".py", "--preset": ".toml"}.get(flag, "")
+    assert main(["--shards", str(shards), flag, 300 * "x" + ending]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "xxx" in told
+
+
+def test_a_long_name_of_shards_names_a_run_all_the_same(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = shutil.copy(shards, tmp_path / f"{240 * 's'}.h5")
+    assert main(["--shards", str(path), "--rounds", "1", "--local-epochs", "1"]) == 0
+
+
+def test_a_model_from_a_users_file(shards: Path, tmp_path: Path) -> None:
+    """It is part of what the result depends on, as an algorithm's file is."""
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from torch import nn\n"
+        "class Tiny(nn.Module):\n"
+        "    def __init__(self, image_shape, num_classes):\n"
+        "        super().__init__()\n"
+        "        height, width, channels = image_shape\n"
+        "        self.z = nn.Linear(height * width * channels, 7)\n"
+        "        self.out = nn.Linear(7, num_classes)\n"
+        "    def forward(self, x):\n"
+        "        z = self.z(x.flatten(1))\n"
+        "        return z, self.out(z)\n"
+    )
+    name = f"{path}:Tiny"
+    result = run_once(shards, tmp_path / "run", model=name, rounds=1)
+    assert load_model(result.run_dir).embed(np.zeros((2, 8, 8, 1), np.uint8)).shape == (2, 7)
+    kept = json.loads((tmp_path / "run" / "config.json").read_text())["files"]
+    assert kept == {name: hashlib.sha256(path.read_bytes()).hexdigest()}
+    for wrong, told in ((f"{path}:Small", "cannot import it"), (f"{tmp_path}/no.py:Tiny", "no such file")):
+        with pytest.raises(UserError, match=told):
+            run_once(shards, tmp_path / "wrong", model=wrong)
+
+
+def test_shards_in_forked_workers(shards: Path) -> None:
+    """As a DataLoader or a pool of a user's own reads them."""
+    with Shards(shards) as file:
+        whole = [file.client(i)[0].tobytes() for i in range(5)]
+        pool = multiprocessing.get_context("fork").Pool(2)
+        with pool:
+            assert pool.map(_bytes_of_client, [(str(shards), i) for i in range(5)]) == whole
+
+
+def _bytes_of_client(work: tuple[str, int]) -> bytes:
+    with Shards(work[0]) as file:
+        return file.client(work[1])[0].tobytes()
+
+
+def test_scaffold_trains_at_its_defaults(shards: Path, tmp_path: Path) -> None:
+    result = run(Config.create(algorithm="scaffold", shards=str(shards), run_dir=str(tmp_path / "run")))
+    assert result is not None
+    assert result.summary["final_accuracy"] > 0.85
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["lr"] == 0.01
