@@ -7,6 +7,7 @@ from typing import Any
 
 from fedproc_mpi.comm import Comm
 from fedproc_mpi.config import Config
+from fedproc_mpi.flags import flag
 from fedproc_mpi.learn.models import resolve
 from fedproc_mpi.placement.devices import remarks
 from fedproc_mpi.rank import Rank
@@ -47,6 +48,9 @@ def shower(rank: Rank, store: RunStore) -> Show:
         *(placement.line() for placement in rank.placements),
         *remarks(rank.placements, rank.comm.client_ranks),
     ]
+    idle = [flag(name) for name in ("server_gpu", "cuda_aware") if getattr(config, name)]
+    if idle and all(placement.gpu is None for placement in rank.placements):
+        lines.append(f"{' and '.join(idle)}: no effect, since no rank has a GPU")
     going_on = f", going on with round {first_round + 1} of {config.rounds}" if first_round else ""
     # Open MPI's mpirun drops what ranks say after Ctrl-C, so it is said now.
     lines.append(f"run directory {store.run_dir}{going_on}; if it is stopped, --resume goes on")

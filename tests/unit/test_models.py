@@ -6,7 +6,7 @@ import torchvision
 from torch import nn
 
 from fedproc_mpi.errors import UserError
-from fedproc_mpi.learn.models import build_model, check_norm, has_batchnorm
+from fedproc_mpi.learn.models import block_size, build_model, check_norm, has_batchnorm
 
 
 @pytest.fixture(autouse=True)
@@ -149,3 +149,34 @@ def test_norm_is_of_the_resnets_alone():
 def test_mistakes(name, shape, norm, words):
     with pytest.raises(UserError, match=words):
         build(name, shape, norm=norm)
+
+
+class Wide(nn.Module):
+    """Its first layer gives 8·H·W values per sample, 25 times the image for the second."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, channels, 3, padding=1)
+        self.z = nn.Linear(channels, 4)
+        self.out = nn.Linear(4, 2)
+
+    def forward(self, x_BCHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        z_BD = self.z(self.first(x_BCHW).mean((2, 3)))
+        return z_BD, self.out(z_BD)
+
+
+@pytest.mark.parametrize(
+    ("channels", "side", "block"),
+    [
+        (8, 32, 256),  # 8·32²·4 bytes: 8,192 samples in 256 MiB, of which 256 are taken
+        (64, 64, 256),  # 2^20 bytes per sample: 256 exactly
+        (65, 64, 128),  # a little more
+        (64, 224, 16),  # 12.8 MB: 20 samples
+        (2048, 512, 1),  # 2^31 bytes: not even one
+    ],
+)
+def test_evaluation_blocks_follow_from_the_largest_layer(channels: int, side: int, block: int) -> None:
+    with torch.device("meta"):
+        model = Wide(channels)
+    assert block_size(model, (side, side, 1)) == block
+    assert not any(module._forward_hooks for module in model.modules())
