@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fedproc_mpi import Config, run
 from tests.support.processes import call, finish, mpich_python, start, wait_for
 
 ONE_ROUND = ("--rounds", "1", "--local-epochs", "1", "--run-dir", "run")
@@ -58,37 +59,43 @@ class Slow(FedAvg):
 """
 
 
-@pytest.mark.parametrize("presses", [1, 2])
-def test_ctrl_c_says_what_is_saved_and_how_to_go_on(shards: Path, tmp_path: Path, presses: int) -> None:
+def test_ctrl_c_says_what_is_saved_and_how_to_go_on(shards: Path, tmp_path: Path) -> None:
     """One: the round is finished. Two: at once. Either way nothing but our own lines is printed."""
-    (tmp_path / "slow.py").write_text(SLOW)
+    folders = {presses: tmp_path / str(presses) for presses in (1, 2)}
     flags = ["--algorithm", "slow.py", "--shards", str(shards), "--rounds", "3", "--local-epochs", "1"]
-    job = start(["-m", "fedproc_mpi", *flags, "--run-dir", "run"], tmp_path)
-    wait_for(lambda: (tmp_path / "at1").exists())
-    job.send_signal(signal.SIGINT)
-    if presses == 2:
-        time.sleep(0.15)
+    command = ["-m", "fedproc_mpi", *flags, "--run-dir", "run"]
+    for folder in folders.values():
+        folder.mkdir()
+        (folder / "slow.py").write_text(SLOW)
+    jobs = {presses: start(command, folder) for presses, folder in folders.items()}
+    for presses, job in jobs.items():
+        wait_for(lambda presses=presses: (folders[presses] / "at1").exists())
         job.send_signal(signal.SIGINT)
-    done = finish(job)
-    first, last = [line for line in done.stderr.splitlines() if line]
+        if presses == 2:
+            time.sleep(0.15)
+            job.send_signal(signal.SIGINT)
     saved = "saved in run: 1 of 3 rounds; --resume goes on"
-    assert first == f"fedproc_mpi: SIGINT: stopping after this round (Ctrl-C again: at once); {saved}"
-    if presses == 1:
-        assert last == "fedproc_mpi: stopped by SIGINT after round 2 of 3; --resume goes on"
-        assert done.returncode == 75
-    else:
-        assert last == f"fedproc_mpi: interrupted; {saved}"
-        assert done.returncode == 130
-    resumed = call(["-m", "fedproc_mpi", *flags, "--run-dir", "run", "--resume"], tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
-    assert f"going on with round {4 - presses} of 3" in resumed.stdout
-    whole = call(["-m", "fedproc_mpi", *flags, "--run-dir", "whole"], tmp_path)
-    assert whole.returncode == 0
-    hashes = [
-        json.loads((tmp_path / name / "summary.json").read_text())["model_sha256"]
-        for name in ("run", "whole")
-    ]
-    assert hashes[0] == hashes[1]
+    for presses, job in jobs.items():
+        done = finish(job)
+        first, last = [line for line in done.stderr.splitlines() if line]
+        assert first == f"fedproc_mpi: SIGINT: stopping after this round (Ctrl-C again: at once); {saved}"
+        if presses == 1:
+            assert last == "fedproc_mpi: stopped by SIGINT after round 2 of 3; --resume goes on"
+            assert done.returncode == 75
+        else:
+            assert last == f"fedproc_mpi: interrupted; {saved}"
+            assert done.returncode == 130
+    jobs = {presses: start([*command, "--resume"], folder) for presses, folder in folders.items()}
+    hashes = set()
+    for presses, job in jobs.items():
+        done = finish(job)
+        assert done.returncode == 0, done.stderr
+        assert f"going on with round {4 - presses} of 3" in done.stdout
+        hashes.add(json.loads((folders[presses] / "run" / "summary.json").read_text())["model_sha256"])
+    quick = {"rounds": 3, "local_epochs": 1, "shards": str(shards), "run_dir": str(tmp_path / "whole")}
+    whole = run(Config.create(algorithm="fedavg", **quick))
+    assert whole is not None
+    assert hashes == {whole.summary["model_sha256"]}
 
 
 @pytest.mark.parametrize("vendor", ["Open MPI", "MPICH"])
