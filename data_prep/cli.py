@@ -12,7 +12,7 @@ from data_prep.sources.layout import counted
 from data_prep.sources.sharding import Sharding
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.flags import Parser
-from fedproc_mpi.terminal import complain, say
+from fedproc_mpi.terminal import complain, open_closed_streams, say
 
 READERS = {
     "inspect": "Show a shards file: clients, classes, sizes; with --plot a picture.",
@@ -23,6 +23,7 @@ PLAIN = "digits|cifar10|cifar100|mnist|fashionmnist|tinyimagenet"  # sources tha
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0, or 2 for the user's mistakes, told in one line."""
+    open_closed_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         commands = [*((name, _line(kind)) for name, kind in SOURCES.items()), *READERS.items()]
@@ -59,6 +60,7 @@ def shard(name: str, sharding: Sharding) -> None:
     """A source and its partition into a shards file."""
     if sharding.out.exists():
         raise UserError(f"{sharding.out} exists; choose another --out, or remove it")
+    from data_prep.show import warn_of_pixels
     from data_prep.write import write
 
     source = sharding.load()
@@ -66,6 +68,7 @@ def shard(name: str, sharding: Sharding) -> None:
     made_by = sharding.made_by(name, bool(source.site_names))
     write(source, parts, sharding.out, sharding.seed, kind, beta, made_by)
     train, test = sum(map(len, parts)), len(source.test.labels)
+    warn_of_pixels(sharding.out)
     passed = f"; passed over: {counted(source.passed_over)}" if source.passed_over else ""
     say(f"data_prep: {sharding.out}: {len(parts)} clients, {train} samples, {test} test samples{passed}")
 

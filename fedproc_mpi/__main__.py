@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fedproc_mpi.comm.launch import STOP_SIGNALS, connect, leave_when_told
 from fedproc_mpi.errors import FedprocError, UserError, from_system, reason
-from fedproc_mpi.terminal import complain, say
+from fedproc_mpi.terminal import complain, open_closed_streams, say
 
 if TYPE_CHECKING:
     from fedproc_mpi.comm import Comm
@@ -24,12 +24,20 @@ INTERRUPTED = 130  # as a shell tells of Ctrl-C
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run; the exit code is 0, 2 (user's input), 3 (training failed), 75 (stopped, to be resumed)."""
+    open_closed_streams()
     leave_when_told()
     try:
-        comm = connect()  # before torch: a wrong launch is told at once
+        Path.cwd()  # without it torch, which `connect` imports where there is no launcher, ends the process
+        comm = connect()  # before torch where there is one: a wrong launch is told at once
     except FedprocError as error:
         complain(f"fedproc_mpi: {error}")
         return error.exit_code
+    except FileNotFoundError:
+        complain("fedproc_mpi: the working directory is gone; start from one that is there")
+        return UserError.exit_code
+    except KeyboardInterrupt:
+        complain("fedproc_mpi: interrupted before a round began; start it again")
+        return INTERRUPTED
     try:
         try:
             return _run(list(sys.argv[1:] if argv is None else argv), comm)
@@ -82,6 +90,9 @@ def _ignore(signals: Sequence[int]) -> None:
 def _parse_together(argv: list[str], comm: "Comm") -> "Config | None":
     """The config that rank 0 read, on every rank; None after --help."""
     config = None
+    started = comm.exchange(argv)
+    if others := [rank for rank, flags in enumerate(started) if flags != argv]:
+        raise UserError(f"rank {others[0]} was started with other flags than rank {comm.rank}", agreed=True)
     with comm.agreed():
         if comm.rank == 0:
             from fedproc_mpi.cli import parse

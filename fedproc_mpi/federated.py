@@ -1,14 +1,16 @@
 """The round loop (FedProc Algorithm 1), and a run from config to summary."""
 
+import threading
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 from fedproc_mpi import steps
 from fedproc_mpi.clock import Clock
 from fedproc_mpi.comm import Comm
 from fedproc_mpi.comm.serial import SerialComm
 from fedproc_mpi.config import Config
-from fedproc_mpi.errors import FedprocError
+from fedproc_mpi.errors import FedprocError, UserError
 from fedproc_mpi.learn.client import Round
 from fedproc_mpi.learn.cohort import assign, sample_cohort
 from fedproc_mpi.learn.evaluation import Evaluator
@@ -19,6 +21,7 @@ from fedproc_mpi.rank import Rank, set_up
 from fedproc_mpi.store.run import Result, RunStore
 
 __all__ = ["Result", "run"]
+_RUNNING = threading.Lock()
 
 
 def rounds(rank: Rank, store: RunStore, signals: steps.StopSignals, show: Show) -> None:
@@ -54,7 +57,7 @@ def run(config: Config, comm: Comm | None = None) -> Result | None:
     Returns the result on rank 0, None on the others. Raises UserError, TrainingFailed, Stopped.
     """
     given = comm or SerialComm()
-    with restored_settings():
+    with _alone_in_this_process(), restored_settings():
         setting_up(config, given)
         rank = set_up(config, given)
         # To the end: a signal must not end a rank that others wait for.
@@ -67,6 +70,19 @@ def run(config: Config, comm: Comm | None = None) -> Result | None:
                 raise
             rank.close(given)
             return result
+
+
+@contextmanager
+def _alone_in_this_process() -> Iterator[None]:
+    """torch has one generator per process: two runs in two threads would draw from each other's."""
+    if not _RUNNING.acquire(blocking=False):
+        raise UserError(
+            "another run is under way in this process; wait for it, or start a process for this one"
+        )
+    try:
+        yield
+    finally:
+        _RUNNING.release()
 
 
 def _run(rank: Rank, signals: steps.StopSignals) -> Result | None:

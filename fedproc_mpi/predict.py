@@ -77,8 +77,10 @@ class Predictor(nn.Module):
 
 
 def _contiguous(images: Tensor | npt.NDArray[Any]) -> Tensor | npt.NDArray[Any]:
-    """torch refuses arrays with negative strides, as a flip makes them."""
-    return images if isinstance(images, Tensor) else np.ascontiguousarray(images)
+    """torch refuses arrays with negative strides, as a flip makes them, and warns of read-only ones."""
+    return (
+        images if isinstance(images, Tensor) else np.array(images, order="C")
+    )  # a copy: it may be read-only
 
 
 def load_model(run_dir: str | Path, client: int | None = None) -> Predictor:

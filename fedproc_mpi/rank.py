@@ -113,6 +113,12 @@ def set_up(config: Config, comm: Comm) -> Rank:
 
 def _open_shards(config: Config) -> Shards:
     shards = Shards(config.shards_copy or config.shards)
+    if config.shards_copy and Path(config.shards).is_file():
+        with Shards(config.shards) as original:
+            if original.fingerprint != shards.fingerprint:
+                raise UserError(
+                    f"--shards-copy {config.shards_copy} is no copy of {config.shards}; copy it again"
+                )
     if cohort_size(shards.num_clients, config.sample_rate) < 1:
         raise UserError(
             f"--sample-rate {config.sample_rate} of {shards.num_clients} clients draws none; "

@@ -147,6 +147,21 @@ class Shards:
         self._test_images, self._test_labels = self._file["test/images"], self._file["test/labels"]
         self.offsets: Rows = self._file["train/offsets"][:]
         self.fingerprint = _text(self._file, "fingerprint")
+        kinds = [
+            dataset.dtype.kind + str(dataset.dtype.itemsize) for dataset in (self._images, self._test_images)
+        ]
+        if kinds != ["u1", "u1"]:
+            raise UserError(f"{self.path}: images are not uint8; make it again")
+        channels, names = self.header.image_shape[2], self.header.client_names
+        numbers = [*self.header.mean, *self.header.std]
+        if (
+            len(self.header.mean) != channels
+            or len(self.header.std) != channels
+            or not all(map(math.isfinite, numbers))
+        ):
+            raise UserError(f"{self.path}: mean and std of the header are not {channels} finite numbers each")
+        if min(self.header.std) <= 0 or len(names) not in (0, len(self.offsets) - 1):
+            raise UserError(f"{self.path}: the header's std or client names do not fit; make it again")
         shapes = {self._images.shape[1:], self._test_images.shape[1:]}
         if shapes != {self.header.image_shape}:
             raise UserError(f"{self.path}: images are {shapes}, the header says {self.header.image_shape}")

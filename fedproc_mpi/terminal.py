@@ -30,3 +30,15 @@ def say(text: str, to: TextIO | None = None) -> None:
 def complain(text: str) -> None:
     """`say` to standard error."""
     say(text, sys.stderr)
+
+
+def open_closed_streams() -> None:
+    """Give a command that was started with `2>&-` or the like an empty stream in its place.
+
+    Else the next file that is opened gets the number of standard error, and messages would go into it.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            while os.open(os.devnull, os.O_RDWR) < number:
+                pass
+            setattr(sys, name, open(number, "r" if number == 0 else "w"))  # noqa: SIM115

@@ -56,7 +56,7 @@ class Npz(Sharding):
             if len(x) != len(y):
                 raise UserError(f"{self.file}: {len(x)} {half} images, but {len(y)} labels")
         count = max(y_N.max(initial=0), y_test_N.max(initial=0)) + 1
-        names = [str(name) for name in arrays.get("class_names", np.arange(count)).ravel()]
+        names = _names(arrays.get("class_names", np.arange(count)), int(count), f"{self.file}: class_names")
         halves = in_memory(x_NHWC, y_N), in_memory(x_test_NHWC, y_test_N)
         return check(Source(self.name or self.file.stem, names, shape, *halves), str(self.file))
 
@@ -88,7 +88,7 @@ def _read(path: Path, wanted: Iterable[str]) -> dict[str, Array]:
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except Exception as error:  # a foreign file can fail in any way
-        raise UserError(f"{path}: not a .npz file ({reason(error)})") from error
+        raise UserError(f"{path}: not a .npz file of numpy.savez") from error
     arrays: dict[str, Array] = {}
     with file:
         for name in [*wanted, *({"class_names"} & names)]:
@@ -106,6 +106,18 @@ def _read(path: Path, wanted: Iterable[str]) -> dict[str, Array]:
     return arrays
 
 
+def _names(names: Array, count: int, where: str) -> list[str]:
+    """Class names (K,), each its own, as text."""
+    if names.ndim != 1:
+        raise UserError(f"{where} is {names.shape}; it must be a list of names, (K,)")
+    texts = [name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in names]
+    if "" in texts or len(set(texts)) < len(texts):
+        raise UserError(f"{where}: empty or twice the same name among {', '.join(texts[:9])}")
+    if len(texts) < count:
+        raise UserError(f"{where} has {len(texts)} names, but labels go to {count - 1}: {count} classes")
+    return texts
+
+
 def _images(x: Array, where: str) -> npt.NDArray[np.uint8]:
     """Images (N, H, W, C)."""
     if x.dtype != np.uint8:
@@ -120,6 +132,8 @@ def _images(x: Array, where: str) -> npt.NDArray[np.uint8]:
 
 def _labels(y: Array, where: str) -> npt.NDArray[np.int64]:
     """Labels (N,) from (N,) or (N, 1) integers."""
+    if y.ndim == 2 and y.shape[1] > 1 and y.dtype.kind in "iuf" and (y.sum(1) == 1).all():
+        raise UserError(f"{where} is {y.shape}, one row of 0 and 1 per sample; labels are y.argmax(1)")
     if y.ndim == 2 and y.shape[1] > 1:
         raise UserError(
             f"{where} is {y.shape}: a multi-label set; every algorithm here needs one class per sample"

@@ -16,7 +16,11 @@ from fedproc_mpi.errors import UserError, reason
 from fedproc_mpi.terminal import say
 
 WINDOW = 4096  # files handed to the threads at once
-EXTENSIONS = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".pgm", ".ppm"}
+EXTENSIONS = {
+    *(".png", ".jpg", ".jpeg", ".jfif", ".jpe", ".bmp"),
+    *(".tif", ".tiff", ".webp", ".gif", ".pgm", ".ppm"),
+}
+WHITE_IS_ZERO = 262  # TIFF's tag of how values are meant; Pillow heeds it in 8-bit images alone
 Loader = Callable[[Path], npt.NDArray[np.uint8]]  # a file → (H, W, C)
 
 
@@ -78,8 +82,12 @@ def fit(
             raise ValueError("floating-point pixels; save it as 8 or 16 bits")
         if image.mode.startswith("I"):
             deep = np.asarray(image).astype(np.int64)
+            if deep.min() < 0 or deep.max() >= 2**16:
+                raise ValueError(f"values from {deep.min()} to {deep.max()}; save it as 8 or 16 bits from 0")
             if peaks is not None:
                 peaks[path] = int(deep.max())
+            if getattr(opened, "tag_v2", {}).get(WHITE_IS_ZERO) == 0:
+                deep = (2**bits - 1 - deep).clip(0)
             image = Image.fromarray((deep >> (bits - 8)).clip(0, 255).astype(np.uint8))
         image = image.convert("L" if channels == 1 else "RGB")
         width, height = image.size

@@ -18,6 +18,7 @@ from data_prep.sources.layout import Item, scan
 from data_prep.sources.sharding import Sharding
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.flags import REQUIRED, nearest, setting
+from fedproc_mpi.terminal import say
 
 ALMOST_BLACK = 13  # bits: 16-bit images that use no more have an eighth of the brightness at most
 
@@ -49,6 +50,13 @@ class Folders(Sharding):
 
     def load(self) -> Source:
         """Images resized and cropped to a square; the test half from test_root, or `test_share` by seed."""
+        if self.test_root and self.root.exists() and self.test_root.exists():
+            root, test_root = self.root.resolve(), self.test_root.resolve()
+            if root == test_root or root in test_root.parents or test_root in root.parents:
+                raise UserError(
+                    f"--test-root {self.test_root} and --root {self.root} hold the same images; they must be "
+                    "two folders side by side"
+                )
         items, passed_over = scan(self.root)
         test_items, more = scan(self.test_root) if self.test_root else ([], Counter[str]())
         class_names = sorted({item.label for item in items})
@@ -78,10 +86,31 @@ class Folders(Sharding):
             train, test = (half(pixels, items, chosen) for chosen in rows)
         name, shape = self.name or self.root.resolve().name, (self.image_size, self.image_size, self.channels)
         source = Source(name, class_names, shape, train, test, site_names, passed_over=passed_over + more)
+        labels_of = {site: {item.label for item in items if item.site == site} for site in site_names}
+        if len(site_names) > 1 and len(class_names) == sum(map(len, labels_of.values())):
+            say(
+                f"data_prep: {self.root}: no class is at two sites: are these sites? Taken as sites: "
+                f"{', '.join(site_names[:5])}; as classes: {', '.join(class_names[:5])}"
+            )
+        if (
+            absent := sorted({item.label for item in items} - {item.label for item in test_items})
+            if test_items
+            else []
+        ):
+            say(f"data_prep: {self.test_root}: no test image of class {', '.join(absent[:5])}")
+        if strangers := sorted({item.site for item in test_items} - set(site_names) - {""}):
+            names = ", ".join(strangers[:5])
+            say(f"data_prep: {self.test_root}: {names}: no site of {self.root}; in the global test alone")
         return check(source, str(self.root))
 
     def _groups(self, items: list[Item], root: Path) -> list[str]:
-        return groups_of([item.path for item in items], root, self.group) if self.group else []
+        if not self.group:
+            return []
+        groups = groups_of([item.path for item in items], root, self.group)
+        found = len(set(groups))
+        alone = ": each image is a group of its own" if found == len(groups) else ""
+        say(f"data_prep: --group: {found} groups of {len(groups)} images{alone}")
+        return groups
 
     def _decode(self, items: list[Item]) -> tuple[Pixels, list[Item]]:
         """The images of the items that can be read, and these items."""
@@ -98,18 +127,23 @@ class Folders(Sharding):
 
     def _check_bits(self, items: list[Item], peaks: Mapping[Path, int]) -> None:
         """Raise UserError where a site's 16-bit images would come out black, or do not fit into --bits."""
-        by_site: dict[str, int] = {}
+        by_site: dict[str, list[int]] = {}
         for item in items:
             if item.path in peaks:
-                by_site[item.site] = max(by_site.get(item.site, 0), peaks[item.path])
-        for site, peak in sorted(by_site.items()):
-            where, used = f"site {site}" if site else str(self.root), peak.bit_length()
-            if self.bits and used > self.bits:
+                by_site.setdefault(item.site, []).append(peaks[item.path])
+        for site, values in sorted(by_site.items()):
+            where, most = f"site {site}" if site else str(self.root), max(values)
+            if self.bits and most.bit_length() > self.bits:
                 raise UserError(
-                    f"{where}: a 16-bit image has the value {peak}, which is more than --bits {self.bits}"
+                    f"{where}: a 16-bit image has the value {most}, which is more than --bits {self.bits}; "
+                    "images of several depths in one set: save them as 8 bits first"
                 )
+            peak = sorted(values)[
+                len(values) * 9 // 10
+            ]  # a single overexposed pixel says nothing of the others
+            used = peak.bit_length()
             if not self.bits and used <= ALMOST_BLACK:
                 raise UserError(
-                    f"{where}: its 16-bit images have no value above {peak} and would be all but black; "
+                    f"{where}: its 16-bit images hardly go above {peak} and would be all but black; "
                     f"--bits {max(8, used + used % 2)} uses these bits, --bits 16 takes them as they are"
                 )

@@ -25,6 +25,8 @@ def groups_of(paths: Sequence[Path], root: Path, rule: str) -> list[str]:
         found = [table.get(name, table.get(Path(name).name)) for name in names]
     else:
         found = _matches(names, rule)
+    if rule.lower().endswith((".csv", ".tsv")) or Path(rule).is_file():
+        raise UserError(f"--group {rule}: name the column as well: TABLE.csv:COLUMN (a table with commas)")
     missing = [name for name, group in zip(names, found, strict=True) if not group]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -45,10 +47,13 @@ def _read_table(path: Path, column: str) -> dict[str, str]:
     """File → group."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.DictReader(file))
+            reader = csv.DictReader(file)
+            header, rows = list(reader.fieldnames or []), list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"--group {path}: cannot be read as a table: {error}") from error
-    columns = list(rows[0]) if rows else []
+    columns = [c for c in rows[0] if c] if rows else []
+    if len(set(header)) < len(header):
+        raise UserError(f"--group {path}: two columns have one name; rename one")
     if column not in columns:
         raise UserError(f"--group {path}:{column}: no such column; {nearest(column, columns)}")
     key = next((c for c in columns if c.lower() in FILE_COLUMNS), None)

@@ -1,5 +1,6 @@
 """The layout of a user's own folders: SITE/CLASS/images or CLASS/images, and what in them is no image."""
 
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -9,7 +10,19 @@ from pathlib import Path
 from data_prep.sources.decode import is_image
 from fedproc_mpi.errors import UserError
 
-SPLIT_WORDS = {"train", "training", "val", "valid", "validation", "test", "testing"}
+SPLIT_WORDS = {
+    "train",
+    "training",
+    "tr",
+    "val",
+    "valid",
+    "validation",
+    "test",
+    "testing",
+    "ts",
+    "fold",
+    "dev",
+}
 
 
 @dataclass(frozen=True)
@@ -56,6 +69,8 @@ def scan(root: Path) -> tuple[list[Item], Counter[str]]:
         rest = _kinds([*folders, *(path for path in files if not is_image(path))])
         if not images:
             held = f"it holds {counted(rest)}; save them as PNG" if rest else "fill it or remove it"
+            if folders:
+                held = f"it holds folders ({folders[0].name}); it must be SITE/CLASS/images or CLASS/images"
             raise UserError(f"{label}: no images in this class folder; {held}")
         passed_over += rest
         items += [Item(path, name, composed(label.name)) for path in images]
@@ -64,8 +79,8 @@ def scan(root: Path) -> tuple[list[Item], Counter[str]]:
 
 
 def composed(name: str) -> str:
-    """A name in Unicode's form NFC: macOS writes é as two characters, other systems as one."""
-    return unicodedata.normalize("NFC", name)
+    """A name in Unicode's form NFC (macOS writes é as two characters, others as one), no space around it."""
+    return unicodedata.normalize("NFC", name).strip()
 
 
 def counted(kinds: Counter[str]) -> str:
@@ -91,13 +106,21 @@ def _kinds(paths: Iterable[Path], where: str = "") -> Counter[str]:
     return Counter(map(kind, paths))
 
 
+def _is_half(name: str) -> bool:
+    """`Test`, `train_set`, `images_ts`, `fold1`: a word of the list between what are no letters."""
+    words = re.split(r"[^a-z]+", name.casefold())
+    return any(
+        word.removesuffix("set").removesuffix("s") in SPLIT_WORDS or word in SPLIT_WORDS for word in words
+    )
+
+
 def _refuse_halves(root: Path, folders: Sequence[Path]) -> None:
     """Raise UserError where the folders are train, val, test and the like: no sites and no classes."""
-    words = [f.name for f in folders if f.name.casefold() in SPLIT_WORDS]
+    words = [f.name for f in folders if _is_half(f.name)]
     if len(words) < 2:
         return
-    test = next((w for w in words if w.casefold().startswith("test")), words[-1])
-    train = next((w for w in words if w.casefold().startswith("train")), words[0])
+    test = next((w for w in words if "test" in w.casefold()), words[-1])
+    train = next((w for w in words if "tr" in w.casefold()), words[0])
     raise UserError(
         f"{root}: {', '.join(words)} are the halves of one set, neither sites nor classes; "
         f"--root {root / train} --test-root {root / test} takes them so (inside sites: move the halves up)"

@@ -4,6 +4,7 @@ Rank 0 is the server; the others are client ranks. Alone, rank 0 is both. Which 
 takes is decided in `placement`; here a tensor says where it lies.
 """
 
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,10 +76,15 @@ class Comm(ABC):
 
         The error is raised as `agreed`: all ranks then leave together, and rank 0 prints it.
         """
-        reports = self.exchange(None if error is None else (error.exit_code, str(error)))
-        for code, message in filter(None, reports):
-            kinds = {kind.exit_code: kind for kind in FedprocError.__subclasses__()}
-            raise kinds.get(code, UserError)(message, agreed=True)
+        reports = self.exchange(
+            None if error is None else (error.exit_code, str(error), socket.gethostname())
+        )
+        for rank, report in enumerate(reports):
+            if report is not None:
+                code, message, host = report
+                where = f" (rank {rank} on {host})" if rank and None in reports else ""
+                kinds = {kind.exit_code: kind for kind in FedprocError.__subclasses__()}
+                raise kinds.get(code, UserError)(message + where, agreed=True)
 
     @contextmanager
     def agreed(self) -> Iterator[None]:

@@ -23,7 +23,7 @@ from fedproc_mpi.doctor import look
 from fedproc_mpi.doctor.findings import OK, WARNING, WRONG, Finding
 from fedproc_mpi.errors import FedprocError, UserError
 from fedproc_mpi.flags import Parser
-from fedproc_mpi.terminal import complain, say
+from fedproc_mpi.terminal import complain, open_closed_streams, say
 
 ALONE, TOGETHER = 90, 240  # seconds for a step of one process, and for one in which all ranks must meet
 QUIET_SECONDS = 15  # other tasks wait this long, so that the one that speaks is done before the job ends
@@ -85,6 +85,7 @@ class Report:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a report; 0, 1 when something is wrong, 2 for a wrong flag."""
+    open_closed_streams()
     faulthandler.enable()
     report = Report()
     transport, config = _parse(argv, report.speaks)

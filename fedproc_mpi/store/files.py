@@ -34,9 +34,11 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     except (OSError, RuntimeError) as error:  # torch wraps what the system says in a RuntimeError
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+        if not path.parent.is_dir():
+            raise UserError(f"cannot save {path}: {path.parent} is gone, and what was saved there") from error
         raise UserError(
             f"cannot save {path}: {reason(error)}; mend that (make room), and --resume goes on from the last "
-            "checkpoint"
+            "checkpoint, if there is one"
         ) from error
 
 

@@ -35,7 +35,7 @@ class RunLock:
             try:
                 self._lease.acquire(timeout=PATIENCE if here else LEASE_SECONDS + PATIENCE)
             except Timeout:
-                raise self._refusal(self._lease.owner) from None
+                raise _refusal(run_dir, self._lease.owner) from None
         if before is not None:
             say(f"fedproc_mpi: {run_dir}: {_words(before)} is dead; took over its lock")
 
@@ -51,11 +51,19 @@ class RunLock:
         """Let others write the run directory."""
         self._lease.release()
 
-    def _refusal(self, owner: OwnerRecord | None) -> UserError:
-        return UserError(
-            f"{self._run_dir} is being written by {_words(owner)}; wait for its end, or choose another "
-            f"--run-dir (if no such process runs, delete {self._run_dir / NAME})"
-        )
+
+def refuse_if_written(run_dir: Path) -> None:
+    """Raise UserError where a process of this host writes the run directory now."""
+    owner = SoftFileLease(run_dir / NAME, lease_duration=LEASE_SECONDS).owner
+    if owner is not None and _runs_here(owner):
+        raise _refusal(run_dir, owner)
+
+
+def _refusal(run_dir: Path, owner: OwnerRecord | None) -> UserError:
+    return UserError(
+        f"{run_dir} is being written by {_words(owner)}; wait for its end, or choose another --run-dir (if "
+        f"no such process runs, delete {run_dir / NAME})"
+    )
 
 
 def _runs_here(owner: OwnerRecord) -> bool:

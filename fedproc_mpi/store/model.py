@@ -47,6 +47,8 @@ def read_model(run_dir: Path, client: int | None) -> tuple[nn.Module, dict[str, 
 
     The latter with the server's "prototypes" (K, D), or None. Raises UserError where there is no such model.
     """
+    if not (run_dir / CONFIG).is_file():
+        raise UserError(f"{run_dir} is no run directory: it has no {CONFIG}")
     path, config = run_dir / MODEL, read_json(run_dir / CONFIG)
     if not path.is_file():
         raise UserError(f"{run_dir}: no model.pt; the run is not finished (--resume goes on)")

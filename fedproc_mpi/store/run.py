@@ -101,6 +101,8 @@ class RunStore:
         """What of the run would be left if it ended now, for people; '' but on rank 0."""
         if self._lock is None:
             return ""
+        if not self.run_dir.is_dir():
+            return f"{self.run_dir} is gone"
         done = f"{self._saved} of {self._rank.config.rounds} rounds"
         return f"saved in {self.run_dir}: {done}; --resume goes on"
 

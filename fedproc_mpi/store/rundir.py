@@ -22,7 +22,7 @@ from fedproc_mpi.identity import own_files, package_sha256
 from fedproc_mpi.placement.devices import Placement
 from fedproc_mpi.shards import Shards
 from fedproc_mpi.store.files import CHECKPOINT, CONFIG, METRICS, MODEL, PREVIOUS, SUMMARY, save_json
-from fedproc_mpi.store.lock import RunLock
+from fedproc_mpi.store.lock import RunLock, refuse_if_written
 from fedproc_mpi.terminal import say
 
 TOP = Path("runs")
@@ -70,6 +70,8 @@ def _existing(config: Config, fingerprint: str) -> Path | None:
     if not config.run_dir:
         return _newest_unfinished(config, fingerprint) if config.resume else None
     path = Path(config.run_dir)
+    if path.is_symlink() and not path.exists():
+        raise UserError(f"{path} is a link that leads nowhere; make what it points to, or choose another")
     if not (path / CONFIG).exists():
         traces = (SUMMARY, CHECKPOINT, PREVIOUS, METRICS)
         if others := [name for name in traces if (path / name).exists()]:
@@ -78,13 +80,14 @@ def _existing(config: Config, fingerprint: str) -> Path | None:
             say(f"fedproc_mpi: --resume: no run in {path}: starting anew")
         return None
     if not config.resume:
+        refuse_if_written(path)
         state = "a finished run" if is_finished(path) else "an unfinished run"
         raise UserError(f"{path} already holds {state}; add --resume to go on, or choose another")
     if differing := differences(path, config, fingerprint):
         hint = ""
         if (
             "--rounds was" in differing
-        ):  # α and others follow from T: a longer run is another one from its first round
+        ):  # α and more follow from T: a longer run differs from its first round on
             hint = "; a run's length is part of its result: start a new run, in another directory"
         raise UserError(f"{path}: --resume with a config that differs: {differing}{hint}")
     return path
@@ -143,7 +146,10 @@ def differences(run_dir: Path, config: Config, fingerprint: str) -> str:
     A run records the device that its ranks found; where they have not looked yet, `auto` differs from none.
     As long as --on-diverged stop has not stopped a run, `exclude` would have given the same.
     """
-    old = {**FIELD_DEFAULTS, **read_json(run_dir / CONFIG)}  # a field may be younger than the run
+    record = read_json(run_dir / CONFIG)
+    if "data" not in record:
+        raise UserError(f"{run_dir / CONFIG} is no run's record: choose another --run-dir")
+    old = {**FIELD_DEFAULTS, **record}  # a field may be younger than the run
     unknown = sorted(set(old) - set(config.flat()) - set(RECORDED))
     words = [f"{key} is a setting of another version of fedproc_mpi" for key in unknown]
     words += [

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedproc_mpi import Config, run
-from tests.support.processes import call, finish, mpich_python, start, wait_for
+from tests.support.processes import call, clean_environment, finish, mpich_python, start, wait_for
 
 ONE_ROUND = ("--rounds", "1", "--local-epochs", "1", "--run-dir", "run")
 WITHOUT_SIGUSR1 = """
@@ -122,3 +123,40 @@ def test_ctrl_c_before_the_rounds(tmp_path: Path) -> None:
     done = call(["-m", "fedproc_mpi", "--algorithm", "interrupted.py"], tmp_path)
     assert done.returncode == 130
     assert done.stderr == "fedproc_mpi: interrupted before a round began; start it again\n"
+
+
+def test_closed_streams_and_a_directory_that_is_gone(shards: Path, tmp_path: Path) -> None:
+    """`2>&-`: nothing is written into the file that is opened next."""
+    command = 'exec "$0" -m {} {} {}'
+    run = f"--shards {shards} --rounds 1 --local-epochs 1 --run-dir"
+    jobs = [
+        subprocess.Popen(
+            ["sh", "-c", command.format(module, flags, closed), sys.executable],
+            cwd=tmp_path,
+            env=clean_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+        for module, flags, closed in (
+            ("fedproc_mpi", f"{run} a", "2>&-"),
+            ("fedproc_mpi", f"{run} b", "<&- >&- 2>&-"),
+            ("fedproc_mpi.doctor", "", "2>&-"),
+        )
+    ]
+    assert [job.wait(timeout=120) for job in jobs] == [0, 0, 0]
+    hashes = {json.loads((tmp_path / name / "summary.json").read_text())["model_sha256"] for name in "ab"}
+    assert len(hashes) == 1
+    (tmp_path / "gone").mkdir()
+    script = f'cd gone && rmdir ../gone && exec "$0" -m fedproc_mpi {run} {tmp_path}/c'
+    done = subprocess.run(
+        ["sh", "-c", script, sys.executable],
+        cwd=tmp_path,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (
+        2,
+        "fedproc_mpi: the working directory is gone; start from one that is there\n",
+    )

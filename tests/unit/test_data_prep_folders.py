@@ -20,7 +20,7 @@ SMALL = ("--image-size", 8, "--channels", 1)
 def images(folder: Path, count: int = 12, high: int = 256, dtype: type = np.uint8, first: int = 0) -> None:
     """Noise, in files 00.png …"""
     folder.mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(len(folder.name))
+    rng = np.random.default_rng(list(str(folder).encode()))
     for i in range(first, first + count):
         Image.fromarray(rng.integers(0, high, (9, 9)).astype(dtype)).save(folder / f"{i:02}.png")
 
@@ -72,7 +72,11 @@ def test_what_is_passed_over_is_counted_by_kind(tmp_path: Path, capsys: pytest.C
     images(root, 2)
     capsys.readouterr()
     with make(tmp_path, "folders", "--root", root, *SMALL, "--clients", 2):
-        told = capsys.readouterr().out.splitlines()[0]
+        told, *_ = [
+            line
+            for line in capsys.readouterr().out.splitlines()
+            if " samples, " in line and "clients" in line
+        ]
     assert told.endswith(
         "; passed over: 6 .dcm, 2 .nii.gz, 2 .png outside the class folders, 1 file without suffix, "
         "1 folder inside a class"
@@ -122,7 +126,7 @@ def test_sixteen_bit_images_that_use_twelve(capsys: pytest.CaptureFixture[str], 
         images(root / "B" / label, high=4096, dtype=np.uint16)
         images(root / "C" / label, high=2**16, dtype=np.uint16)
     said = folders(capsys, root)
-    assert "site B: its 16-bit images have no value above 40" in said
+    assert "site B: its 16-bit images hardly go above 40" in said
     assert "--bits 12" in said
     assert "site C: a 16-bit image has the value 6" in folders(capsys, root, "--bits", 12)
     for path in (root / "C").rglob("*.png"):
@@ -231,3 +235,106 @@ def test_a_table_may_name_paths_below_the_root(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("\ufefffile,who\na/1.png,p\nb/1.png,q\n")
     paths = [tmp_path / "a" / "1.png", tmp_path / "b" / "1.png"]
     assert groups_of(paths, tmp_path, f"{tmp_path / 't.csv'}:who") == ["p", "q"]
+
+
+# --- what a hunt for wrong data found ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "halves",
+    [("train_set", "test_set"), ("images_tr", "images_ts"), ("seg_train", "seg_test"), ("fold1", "fold2")],
+)
+def test_halves_by_other_names(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, halves: tuple[str, str]
+) -> None:
+    for half in halves:
+        images(tmp_path / "own" / half / "a")
+    assert f"{halves[1]}, {halves[0]} are the halves" in folders(capsys, tmp_path / "own").replace(
+        f"{halves[0]}, {halves[1]}", f"{halves[1]}, {halves[0]}"
+    )
+
+
+def test_a_test_root_that_holds_the_training_images(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for label in ("a", "b"):
+        images(tmp_path / "own" / "site" / label)
+    for inside in (tmp_path / "own", tmp_path / "own" / "site", tmp_path):
+        said = folders(capsys, tmp_path / "own", "--test-root", inside)
+        assert "hold the same images" in said
+
+
+def test_images_on_both_sides_are_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for label in ("a", "b"):
+        images(tmp_path / "train" / label)
+        images(tmp_path / "test" / label)
+    copied = (tmp_path / "train" / "a" / "03.png").read_bytes()
+    (tmp_path / "test" / "b" / "99.png").write_bytes(copied)
+    capsys.readouterr()
+    flags = ("--root", tmp_path / "train", "--test-root", tmp_path / "test", "--clients", 2)
+    with make(tmp_path, "folders", *flags, *SMALL, "--image-size", 9):
+        said = capsys.readouterr().out
+    assert "1 of 25 test images are training images: accuracy will look too good" in said
+
+
+def test_sites_that_share_no_class_are_asked_about(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """CLASS/PATIENT/images looks like SITE/CLASS/images."""
+    for label in ("normal", "ill"):
+        for patient in range(2):
+            images(tmp_path / "own" / label / f"{label}{patient}")
+    capsys.readouterr()
+    with make(tmp_path, "folders", "--root", tmp_path / "own", *SMALL):
+        said = capsys.readouterr().out
+    assert "no class is at two sites: are these sites? Taken as sites: ill, normal" in said
+
+
+def test_values_outside_of_16_bits_and_inverted_ones(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from data_prep.sources.decode import fit
+
+    for low, high in ((-1000, 40), (0, 2**20)):
+        Image.fromarray(np.array([[low, high], [0, 0]], np.int32)).save(tmp_path / "deep.tiff")
+        with pytest.raises(ValueError, match=f"values from {low} to {high}; save it as 8 or 16 bits from 0"):
+            fit(tmp_path / "deep.tiff", 2, 1)
+    Image.fromarray(np.full((2, 2), 4095 - 160, np.uint16)).save(tmp_path / "w.tiff", tiffinfo={262: 0})
+    assert (fit(tmp_path / "w.tiff", 2, 1, 12) == 10).all()  # 160 of 4095
+
+
+def test_one_overexposed_pixel_hides_no_black_site(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    root = tmp_path / "own"
+    for label in ("x", "y"):
+        images(root / label, high=4096, dtype=np.uint16)
+    pixels = np.zeros((9, 9), np.uint16)
+    pixels[0, 0] = 65535
+    Image.fromarray(pixels).save(root / "x" / "00.png")
+    assert "--bits 12" in folders(capsys, root)
+
+
+def test_pixels_of_0_and_1_are_told_when_the_file_is_made(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    halves = {f"x_{half}": rng.integers(0, 256, (40, 6, 6)).astype(np.uint8) for half in ("train", "test")}
+    labels = {f"y_{half}": np.arange(40) % 2 for half in ("train", "test")}
+    for half, told in (("train", "clients, the worst is client"), ("test", "that is the test set")):
+        np.savez(tmp_path / f"{half}.npz", **{**halves, f"x_{half}": halves[f"x_{half}"] % 2}, **labels)
+        capsys.readouterr()
+        with make(tmp_path / half, "npz", "--file", tmp_path / f"{half}.npz", "--clients", 2):
+            said = capsys.readouterr().out
+        assert "SUSPICIOUS pixels: " in said
+        assert told in said
+
+
+def test_a_table_without_its_column_and_with_one_twice(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    patients(tmp_path / "own", 6, 2)
+    table = tmp_path / "t.csv"
+    table.write_text("file,who,who\nx,1,2\n")
+    assert "two columns have one name" in folders(capsys, tmp_path / "own", "--group", f"{table}:who")
+    assert "name the column as well" in folders(capsys, tmp_path / "own", "--group", str(table))

@@ -236,7 +236,12 @@ NPZ_MISTAKES = {
     "test images (6, 5, 3)": {"x_test": np.zeros((10, 6, 5, 3), np.uint8)},
     "C = 1 or 3": {"x_train": np.zeros((40, 6, 4, 4), np.uint8)},
     "only one class": {"y_train": np.zeros(40, int), "y_test": np.zeros(10, int)},
-    "but there are 1 classes": {"class_names": np.array(["alone"])},
+    "has 1 names, but labels go to 1": {"class_names": np.array(["alone"])},
+    "twice the same name among a, a": {"class_names": np.array(["a", "a"])},
+    "class_names is (2, 2)": {"class_names": np.array([["0", "a"], ["1", "b"]])},
+    "one row of 0 and 1 per sample; labels are y.argmax(1)": {
+        "y_train": np.eye(2, dtype=int)[np.arange(40) % 2]
+    },
     "has no array x_train": {"x_train": None},
 }
 

@@ -29,7 +29,7 @@ from fedproc_mpi.shards import Shards
 from fedproc_mpi.store import checkpoint, metrics, rundir
 from fedproc_mpi.store.lock import RunLock
 from fedproc_mpi.store.rundir import differences
-from tests.support.files import with_one_bit_changed
+from tests.support.files import make_shards, with_one_bit_changed
 
 QUICK = {"rounds": 4, "local_epochs": 1, "batch_size": 32}
 
@@ -470,7 +470,7 @@ def test_load_model_is_ready_to_predict(finished: Result, shards: Path, tmp_path
     torch.testing.assert_close(same, model(x_NCHW).detach())
     assert model.prototypes_KD is not None
     assert model.prototypes_KD.shape == (10, 256)
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match=r"is no run directory: it has no config\.json"):
         load_model(tmp_path)
 
 
@@ -677,3 +677,63 @@ def test_scaffold_trains_at_its_defaults(shards: Path, tmp_path: Path) -> None:
     assert result is not None
     assert result.summary["final_accuracy"] > 0.85
     assert json.loads((tmp_path / "run" / "config.json").read_text())["lr"] == 0.01
+
+
+def test_two_runs_at_once_in_one_process(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch has one generator for both: the second is refused, the first is not disturbed."""
+    real, refused = FedProc.client_update, list[str]()
+
+    def client_update(self: FedProc, task: Task) -> Update:
+        if not refused:
+            with pytest.raises(UserError) as told:
+                run_once(shards, tmp_path / "second")
+            refused.append(str(told.value))
+        return real(self, task)
+
+    monkeypatch.setattr(FedProc, "client_update", client_update)
+    assert run_once(shards, tmp_path / "first").summary["final_accuracy"] > 0.1
+    assert "another run is under way in this process" in refused[0]
+
+
+def test_a_copy_that_is_none(shards: Path, tmp_path: Path) -> None:
+    other = make_shards(tmp_path, seed=9)
+    with pytest.raises(UserError, match="is no copy of"):
+        run_once(shards, tmp_path / "run", shards_copy=str(other))
+
+
+def test_directories_that_are_no_run(shards: Path, tmp_path: Path) -> None:
+    (tmp_path / "nowhere").symlink_to(tmp_path / "missing")
+    with pytest.raises(UserError, match="is a link that leads nowhere"):
+        run_once(shards, tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="is no run's record"):
+        run_once(shards, tmp_path / "empty", resume=True)
+
+
+def test_a_run_directory_that_another_process_writes(shards: Path, tmp_path: Path) -> None:
+    """Told as such, and not as one to resume."""
+    unfinished = tmp_path / "run"
+    unfinished.mkdir()
+    (unfinished / "config.json").write_text("{}")
+    lock = RunLock(unfinished)
+    with pytest.raises(UserError, match=rf"is being written by process {os.getpid()} on "):
+        run_once(shards, unfinished)
+    lock.release()
+
+
+def test_a_run_directory_that_is_deleted_under_the_run(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = FedProc.client_update
+
+    def client_update(self: FedProc, task: Task) -> Update:
+        if task.round.t == 2:
+            shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        return real(self, task)
+
+    monkeypatch.setattr(FedProc, "client_update", client_update)
+    with pytest.raises(UserError, match=r"run is gone, and what was saved there"):
+        run_once(shards, tmp_path / "run")

@@ -1,5 +1,6 @@
 """The shards file: what is written is read back, and every damage is named."""
 
+import dataclasses
 import errno
 import os
 import shutil
@@ -255,3 +256,31 @@ def test_a_file_that_changes_while_it_is_read(shards: Path, tmp_path: Path) -> N
             file.client(0)
         with pytest.raises(UserError, match=r"shards.h5: (test set: checksum mismatch|not a whole)"):
             file.test(0, 9)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"mean": [0.1, 0.2, 0.3]}, "are not 1 finite numbers each"),
+        ({"std": [float("nan")]}, "are not 1 finite numbers each"),
+        ({"std": [0.0]}, "std or client names do not fit"),
+        ({"client_names": ["a"]}, "std or client names do not fit"),
+    ],
+)
+def test_a_header_that_does_not_fit(tmp_path: Path, change: dict[str, list], told: str) -> None:
+    header = Header("own", ["a"], (1, 1, 1), "iid", 0, [0.5], [1.0])
+    x_NHWC, y_N, path = np.zeros((1, 1, 1, 1), np.uint8), np.zeros(1, np.uint16), tmp_path / "x.h5"
+    pieces, rows = [(x_NHWC, y_N)] * 2, [np.zeros(1, np.int64)] * 2
+    write_shards(path, dataclasses.replace(header, **change), [1, 1], pieces, pieces[:1], 1, rows)
+    with pytest.raises(UserError, match=told):
+        Shards(path)
+
+
+def test_images_of_another_type(copy: Path) -> None:
+    """The checksum would be over other bytes than are trained on."""
+    with h5py.File(copy, "r+") as file:
+        images = file["train/images"][:]
+        del file["train/images"]
+        file["train/images"] = images.astype(np.uint16) + 256
+    with pytest.raises(UserError, match="images are not uint8"):
+        Shards(copy)
