@@ -44,8 +44,12 @@ class Config:
     local_epochs: int = setting(4, "local epochs E per round", "digits; paper: 10", low=1)
     batch_size: int = setting(16, "samples per batch", "digits; paper: 64", low=1)
     lr: float | None = setting(
-        None, "learning rate of SGD, constant; none: 0.03, scaffold 0.01", "digits; paper: 0.01", above=0
+        None, "learning rate of SGD; none: 0.03, scaffold 0.01", "digits; paper: 0.01", above=0
     )
+    lr_schedule: Literal["constant", "cosine", "step"] = setting(
+        "constant", "learning rate over the rounds; cosine: to 0; step: a tenth at 1/2, again at 3/4"
+    )
+    warmup: int = setting(0, "first rounds, in which the learning rate rises in even steps", low=0)
     momentum: float = setting(0.9, "momentum of SGD", "MOON §4.1", low=0)
     weight_decay: float = setting(1e-5, "weight decay of SGD", "MOON §4.1", low=0)
     sample_rate: float = setting(
@@ -99,6 +103,8 @@ class Config:
     def __post_init__(self) -> None:
         """Raises UserError for a wrong value. The algorithm checks `options`."""
         validate(self)
+        if self.warmup >= self.rounds:
+            raise UserError(f"--warmup {self.warmup} must be below --rounds {self.rounds}")
 
     @classmethod
     def create(cls, **flat: Any) -> "Config":

@@ -6,6 +6,7 @@ state.
 
 import copy
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -57,6 +58,23 @@ def weighted_sum(parts: LossParts) -> Tensor:
     return functools.reduce(torch.add, terms)
 
 
+def lr_factor(config: Config, t: int) -> float:
+    """What the learning rate of round t is multiplied with: a function of the round alone.
+
+    In W warm-up rounds (t + 1)/(W + 1). Of the T - W rounds behind them s = (t - W)/(T - W) are over: cosine,
+    (1 + cos πs)/2 (Loshchilov & Hutter 2017, Eq. 5, without restarts); step, 0.1 from s = 1/2 and 0.01 from
+    s = 3/4 on.
+    """
+    if t < config.warmup:
+        return (t + 1) / (config.warmup + 1)
+    over = (t - config.warmup) / (config.rounds - config.warmup)
+    if config.lr_schedule == "cosine":
+        return (1 + math.cos(math.pi * over)) / 2
+    if config.lr_schedule == "step":
+        return 1.0 if over < 0.5 else 0.1 if over < 0.75 else 0.01
+    return 1.0
+
+
 class Trainer:
     """A rank's one model and optimizer, used for its clients one after the other.
 
@@ -75,7 +93,7 @@ class Trainer:
         clock: Clock | None = None,
     ) -> None:
         self.config, self.model, self.batches = config, model, batches
-        self.lr = config.lr or DEFAULT_LR
+        self.lr = config.lr or DEFAULT_LR  # of the last round that was trained
         self.num_classes, self.embedding, self.block = num_classes, embedding, block
         self.device = model.vector_S.device
         self.clock = clock or Clock()
@@ -101,6 +119,7 @@ class Trainer:
             # Dropout draws from torch's own generators: keyed as well, never carried from client to client.
             torch.manual_seed(seed_for(self.config.seed, "torch", t, data.client))
             self.model.load(start["model"], start["counters"])
+            self.lr = (self.config.lr or DEFAULT_LR) * lr_factor(self.config, t)
             return self._epochs(data, t, loss, correct_gradient)
 
     def _epochs(

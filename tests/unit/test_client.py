@@ -9,7 +9,7 @@ from torch import nn
 
 from fedproc_mpi.config import Config
 from fedproc_mpi.errors import UserError
-from fedproc_mpi.learn.client import Batch, Trainer
+from fedproc_mpi.learn.client import Batch, Trainer, lr_factor
 from fedproc_mpi.learn.data import Batches, ClientData, Clients, cuts
 from fedproc_mpi.learn.flat import FlatModel
 from fedproc_mpi.learn.models import build_model
@@ -159,3 +159,31 @@ def test_a_flat_model_is_views_all_the_way() -> None:
     assert module[1].num_batches_tracked.item() == 10**6
     module[1].running_mean.fill_(5)
     assert model.vector_S[63:66].tolist() == [5, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("options", "factors"),
+    [
+        ({"rounds": 4}, [1, 1, 1, 1]),
+        ({"rounds": 4, "lr_schedule": "cosine"}, [1, 0.853553, 0.5, 0.146447]),  # (1 + cos(π/4·t))/2
+        ({"rounds": 8, "lr_schedule": "step"}, [1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01]),
+        ({"rounds": 5, "warmup": 1, "lr_schedule": "cosine"}, [0.5, 1, 0.853553, 0.5, 0.146447]),
+        ({"rounds": 5, "warmup": 3}, [0.25, 0.5, 0.75, 1, 1]),
+    ],
+)
+def test_the_learning_rate_follows_the_round(options: dict, factors: list[float]) -> None:
+    config = Config.create(**options)
+    assert [lr_factor(config, t) for t in range(config.rounds)] == pytest.approx(factors, abs=1e-6)
+
+
+def test_a_round_is_trained_at_its_learning_rate() -> None:
+    """Half the rate, in round 0 of one warm-up round, is what half of --lr gives."""
+    data = ClientData(0, torch.arange(8, dtype=torch.uint8).view(4, 1, 1, 2), torch.tensor([0, 1, 2, 0]))
+    ends = []
+    for options in ({"lr": 0.2, "warmup": 1}, {"lr": 0.1}):
+        torch.manual_seed(0)
+        trainer = trainer_of(Identity2(), local_epochs=1, batch_size=2, rounds=2, **options)
+        trainer.train(data, start_of(trainer), 0, cross_entropy, keep)
+        assert trainer.lr == pytest.approx(0.1)
+        ends.append(trainer.model.vector_S.clone())
+    assert torch.equal(*ends)
