@@ -151,12 +151,13 @@ def test_collect_and_share(comm: Comm) -> None:
 def test_agree_raises_the_same_error_everywhere(comm: Comm) -> None:
     comm.agree(None)
     last = comm.size - 1
+    where = f" (rank {last} on {socket.gethostname()})" if last else ""
     for kind in (UserError, TrainingFailed):
         try:
             comm.agree(kind(f"rank {comm.rank}") if comm.rank == last else None)
             good = False
         except kind as error:
-            good = error.agreed and str(error) == f"rank {last}"
+            good = error.agreed and str(error) == f"rank {last}{where}"
         every_rank(comm, good)
 
 
