@@ -15,7 +15,7 @@ run: $(VENV)/installed
 
 test: $(VENV)/installed-test .venv-mpich/installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit
-	$(BIN)/python -m pytest tests/mpi tests/launch tests/slurm
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/mpi tests/launch tests/slurm
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .
