@@ -68,7 +68,8 @@ def _samples(axes: Any, shards: Shards) -> None:
     for row, client in enumerate(chosen):
         x_NHWC, y_N = shards.client(int(client))
         top = row * (height + above) + above
-        axes.text(-0.4 * side, top + height / 2, str(client), ha="right", va="center")
+        name = _plain(shards.header.client_names[client][:12]) if shards.header.client_names else str(client)
+        axes.text(-0.4 * side, top + height / 2, name, ha="right", va="center", fontsize=8)
         for column, i in enumerate(np.linspace(0, len(y_N) - 1, min(GRID_COLUMNS, len(y_N))).astype(int)):
             left = column * (width + beside)
             sheet[top : top + height, left : left + width] = x_NHWC[i]
@@ -77,7 +78,7 @@ def _samples(axes: Any, shards: Shards) -> None:
     image = sheet[..., 0] if channels == 1 else sheet
     axes.imshow(image, cmap="gray", vmin=0, vmax=255, aspect="equal", interpolation="nearest")
     axes.set_axis_off()
-    axes.set_title("samples as stored, a client a row", fontsize=10)
+    axes.set_title("samples as stored, one client per row", fontsize=10)
 
 
 def _values(axes: Any, shards: Shards) -> None:
