@@ -17,8 +17,8 @@ MOST_CLIENTS, GRID_ROWS, GRID_COLUMNS = 200, 8, 10
 def draw(shards: Shards, counts_mK: npt.NDArray[np.int64], path: Path) -> None:
     """Write the picture; UserError where the file cannot be written."""
     figure = new_figure(figsize=(17, 8))
-    _bubbles(figure.add_axes((0.09, 0.14, 0.39, 0.77)), shards, counts_mK[:MOST_CLIENTS])
-    _samples(figure.add_axes((0.51, 0.25, 0.48, 0.66)), shards)
+    _bubbles(figure.add_axes((0.09, 0.14, 0.36, 0.77)), shards, counts_mK[:MOST_CLIENTS])
+    _samples(figure.add_axes((0.54, 0.25, 0.45, 0.66)), shards)
     _values(figure.add_axes((0.54, 0.06, 0.44, 0.13)), shards)
     header = shards.header
     figure.suptitle(
@@ -39,7 +39,7 @@ def _bubbles(axes: Any, shards: Shards, counts_mK: npt.NDArray[np.int64]) -> Non
     clients, classes = np.nonzero(counts_mK)
     counts = counts_mK[clients, classes]
     m, num_classes = counts_mK.shape
-    room = min(480 / max(m, 2), 480 / max(num_classes, 2))  # points between two bubbles, about
+    room = min(430 / max(m, 2), 480 / max(num_classes, 2))  # points between two bubbles, about
     axes.scatter(clients, classes, s=np.maximum((0.95 * room) ** 2 * counts / counts.max(), 0.2), alpha=0.7)
     axes.set_xlim(-0.7, m - 0.3)
     axes.set_ylim(-0.7, num_classes - 0.3)
