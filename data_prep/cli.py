@@ -10,7 +10,7 @@ from typing import Any
 from data_prep.sources import SOURCES
 from data_prep.sources.layout import counted
 from data_prep.sources.sharding import Sharding
-from fedproc_mpi.errors import UserError
+from fedproc_mpi.errors import UserError, from_system
 from fedproc_mpi.flags import Parser
 from fedproc_mpi.terminal import complain, open_closed_streams, say
 
@@ -40,8 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         complain(f"data_prep: {error}")
         return error.exit_code
     except OSError as error:  # what no source foresaw: unreadable files, a full disk
-        where = f"{error.filename}: " if error.filename else ""
-        complain(f"data_prep: {where}{error.strerror or error}")
+        complain(f"data_prep: {from_system(error)}")
         return UserError.exit_code
     except SystemExit:  # SOURCE --help
         pass
@@ -60,7 +59,6 @@ def shard(name: str, sharding: Sharding) -> None:
     """A source and its partition into a shards file."""
     if sharding.out.exists():
         raise UserError(f"{sharding.out} exists; choose another --out, or remove it")
-    from data_prep.show import warn_of_pixels
     from data_prep.write import write
 
     source = sharding.load()
@@ -68,7 +66,6 @@ def shard(name: str, sharding: Sharding) -> None:
     made_by = sharding.made_by(name, bool(source.site_names))
     write(source, parts, sharding.out, sharding.seed, kind, beta, made_by)
     train, test = sum(map(len, parts)), len(source.test.labels)
-    warn_of_pixels(sharding.out)
     passed = f"; passed over: {counted(source.passed_over)}" if source.passed_over else ""
     say(f"data_prep: {sharding.out}: {len(parts)} clients, {train} samples, {test} test samples{passed}")
 

@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from data_prep.ranges import Ranges
 from fedproc_mpi.errors import UserError
-from fedproc_mpi.shards import Images, Shards
+from fedproc_mpi.shards import Shards
 from fedproc_mpi.terminal import say
-
-NARROW = 64  # a client whose pixels span less has images that are all but black, white or grey
 
 
 def inspect(path: Path, plot: Path | None) -> None:
@@ -72,32 +71,14 @@ def class_counts(shards: Shards) -> npt.NDArray[np.int64]:
 
 
 def _pixels(shards: Shards) -> str:
-    """The range of all pixels, and the client that uses the least: 0…1 or a constant was scaled wrongly."""
-    ranges = [_range(shards.client(i)[0]) for i in range(shards.num_clients)]
-    test = [_range(shards.test(start, start + 1024)[0]) for start in range(0, shards.num_test, 1024)]
-    low, high = min(low for low, _ in test), max(high for _, high in test)
-    if high - low < NARROW:
-        return f"{low}…{high}; SUSPICIOUS: that is the test set; images should use 0…255"
-    narrow = [i for i, (low, high) in enumerate(ranges) if high - low < NARROW]
-    worst = min(range(len(ranges)), key=lambda i: ranges[i][1] - ranges[i][0])
-    said = f"{min(low for low, _ in ranges)}…{max(high for _, high in ranges)}"
-    if not narrow:
-        return said
-    of = f"{len(narrow)} of {len(ranges)} clients, the worst" if len(narrow) > 1 else "that"
-    low, high = ranges[worst]
-    return f"{said}; SUSPICIOUS: {of} is {shards.client_label(worst)}: {low}…{high}; images should use 0…255"
-
-
-def _range(x_NHWC: Images) -> tuple[int, int]:
-    return int(x_NHWC.min()), int(x_NHWC.max())
-
-
-def warn_of_pixels(path: Path) -> None:
-    """Say where a client's or the test set's images are all but black, white or grey."""
-    with Shards(path) as shards:
-        _, colon, suspicious = _pixels(shards).partition("; SUSPICIOUS: ")
-        if colon:
-            say(f"data_prep: {path}: SUSPICIOUS pixels: {suspicious}")
+    """The range of all pixels, with what is suspicious in it."""
+    seen = Ranges(shards.num_clients)
+    for i in range(shards.num_clients):
+        seen.client(i, shards.client(i)[0])
+    for start in range(0, shards.num_test, 1024):
+        seen.test(shards.test(start, start + 1024)[0])
+    wrong = seen.suspicious(shards.header.client_names)
+    return f"{seen.low}…{seen.high}{f'; SUSPICIOUS: {wrong}' if wrong else ''}"
 
 
 def _spread(values: "npt.ArrayLike") -> str:

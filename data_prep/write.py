@@ -2,13 +2,14 @@
 
 import hashlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from data_prep.heldout import client_test_rows, site_test_rows
 from data_prep.partitions import Indices
+from data_prep.ranges import Ranges
 from data_prep.sources.base import Source, Split
 from fedproc_mpi.errors import UserError, reason
 from fedproc_mpi.shards import Header, Images, Labels, write_shards
@@ -36,27 +37,46 @@ def write(
     rows = client_test_rows(*labels, len(source.class_names), seed, all_there_are=few_shots)
     if natural and source.test.sites is not None:
         rows = site_test_rows(rows, source.test.sites)
-    clients = (piece for part in parts for piece in _pieces(source.train, part))
-    test = _pieces(source.test, np.arange(len(source.test.labels)))
+    watched = _Watched(len(parts))
+    clients, test = watched.clients(source.train, parts), watched.test(source.test)
     sizes, num_test = [len(part) for part in parts], len(source.test.labels)
-    if twice := _both_sides(source):
-        say(f"data_prep: {twice} of {num_test} test images are training images: accuracy will look too good")
     try:
         _check_room(out, (sum(sizes) + num_test) * (int(np.prod(source.image_shape)) + 2))
-        return write_shards(out, header, sizes, clients, test, num_test, rows)
+        fingerprint = write_shards(out, header, sizes, clients, test, num_test, rows)
     except OSError as error:
         raise UserError(f"cannot write {out}: {reason(error)}; nothing was left there") from error
+    if twice := watched.twice:
+        say(f"data_prep: {twice} of {num_test} test images are training images: accuracy will look too good")
+    if wrong := watched.ranges.suspicious(names):
+        say(f"data_prep: {out}: SUSPICIOUS pixels: {wrong}")
+    return fingerprint
 
 
-def _both_sides(source: Source) -> int:
-    """How many test images are, pixel by pixel, among the training images."""
-    seen = {hashlib.blake2b(x_HWC, digest_size=12).digest() for x_HWC in _each(source.train)}
-    return sum(hashlib.blake2b(x_HWC, digest_size=12).digest() in seen for x_HWC in _each(source.test))
+class _Watched:
+    """Looks at images on their way into the file: their range, and which test images are training images."""
+
+    def __init__(self, num_clients: int) -> None:
+        self.ranges, self.twice = Ranges(num_clients), 0
+        self._seen: set[bytes] = set()
+
+    def clients(self, split: Split, parts: Sequence[Indices]) -> Iterator[tuple[Images, Labels]]:
+        """The clients' pieces in order."""
+        for i, part in enumerate(parts):
+            for x_NHWC, y_N in _pieces(split, part):
+                self.ranges.client(i, x_NHWC)
+                self._seen.update(map(_digest, x_NHWC))
+                yield x_NHWC, y_N
+
+    def test(self, split: Split) -> Iterator[tuple[Images, Labels]]:
+        """The test set's pieces, after those of all clients."""
+        for x_NHWC, y_N in _pieces(split, np.arange(len(split.labels))):
+            self.ranges.test(x_NHWC)
+            self.twice += sum(_digest(x_HWC) in self._seen for x_HWC in x_NHWC)
+            yield x_NHWC, y_N
 
 
-def _each(split: Split) -> Iterator[bytes]:
-    for images, _ in _pieces(split, np.arange(len(split.labels))):
-        yield from (x_HWC.tobytes() for x_HWC in images)
+def _digest(x_HWC: Images) -> bytes:
+    return hashlib.blake2b(x_HWC.tobytes(), digest_size=12).digest()
 
 
 def _check_room(out: Path, needed: int) -> None:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from fedproc_mpi.config import Config
     from fedproc_mpi.federated import Result
 
-
 INTERRUPTED = 130  # as a shell tells of Ctrl-C
+TOO_EARLY = "interrupted before a round began; start it again"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,21 +29,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         Path.cwd()  # without it torch, which `connect` imports where there is no launcher, ends the process
         comm = connect()  # before torch where there is one: a wrong launch is told at once
-    except FedprocError as error:
-        complain(f"fedproc_mpi: {error}")
-        return error.exit_code
+    except FedprocError as refused:
+        complain(f"fedproc_mpi: {refused}")
+        return refused.exit_code
     except FileNotFoundError:
         complain("fedproc_mpi: the working directory is gone; start from one that is there")
         return UserError.exit_code
     except KeyboardInterrupt:
-        complain("fedproc_mpi: interrupted before a round began; start it again")
+        complain(f"fedproc_mpi: {TOO_EARLY}")
         return INTERRUPTED
     try:
-        try:
-            return _run(list(sys.argv[1:] if argv is None else argv), comm)
-        except OSError as error:
-            raise from_system(error) from error
-    except FedprocError as error:
+        return _run(list(sys.argv[1:] if argv is None else argv), comm)
+    except (FedprocError, OSError) as caught:
+        error = caught if isinstance(caught, FedprocError) else from_system(caught)
         if comm.rank == 0 or not error.agreed:
             where = "" if error.agreed or comm.rank == 0 else f" (rank {comm.rank})"
             complain(f"fedproc_mpi: {error}{where}")
@@ -52,15 +50,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if comm.size > 1:  # at the first rank's exit the launcher may end the others, who leave as well
             _ignore(STOP_SIGNALS)
         return error.exit_code
-    except KeyboardInterrupt as error:  # the second Ctrl-C, or one before the rounds
+    except KeyboardInterrupt as interrupt:  # the second Ctrl-C, or one before the rounds
         _ignore([signal.SIGINT])
         if comm.rank == 0:
-            complain(f"fedproc_mpi: {str(error) or 'interrupted before a round began; start it again'}")
+            complain(f"fedproc_mpi: {str(interrupt) or TOO_EARLY}")
         if comm.size > 1:
             comm.abort(INTERRUPTED)
         return INTERRUPTED
-    except BaseException as error:  # sys.exit in a user's code too: one rank must not leave alone
-        if comm.size == 1 and not isinstance(error, Exception):
+    except BaseException as crash:  # sys.exit in a user's code too: one rank must not leave alone
+        if comm.size == 1 and not isinstance(crash, Exception):
             raise
         complain(f"fedproc_mpi: rank {comm.rank} failed:\n{traceback.format_exc()}")
         if comm.size > 1:

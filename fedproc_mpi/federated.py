@@ -48,7 +48,7 @@ def rounds(rank: Rank, store: RunStore, signals: steps.StopSignals, show: Show) 
         if comm.rank == 0:
             line = steps.round_line(r, cohort, reports, accuracies, algorithm.metrics(sums, r), clock)
             show(store.save(line, stopping=steps.stop_asked(reports) > 0))
-        steps.stop_where_asked(rank, reports, t)
+        steps.stop_where_asked(reports, r)
 
 
 def run(config: Config, comm: Comm | None = None) -> Result | None:

@@ -46,11 +46,10 @@ class Predictor(nn.Module):
 
     def _both(self, images: Tensor | npt.NDArray[Any]) -> tuple[Tensor, Tensor]:
         try:
-            x_BCHW = self._channels_first(torch.as_tensor(_contiguous(images)))
+            given = torch.as_tensor(_contiguous(images))
         except (TypeError, ValueError) as error:
-            if isinstance(error, UserError):
-                raise
             raise UserError(f"images must be a tensor or an array of numbers: {error}") from error
+        x_BCHW = self._channels_first(given)
         if x_BCHW.dtype == torch.uint8:
             x_BCHW = x_BCHW.float() / 255
         elif not x_BCHW.is_floating_point():

@@ -176,9 +176,8 @@ class Shards:
             raise UserError(f"{self.path}: the test set is empty")
 
     def client_label(self, i: int) -> str:
-        """`client 3`, or `client 3 (St. Mary)` where clients have names: sites, hospitals."""
-        names = self.header.client_names
-        return f"client {i} ({names[i]})" if names else f"client {i}"
+        """`client_label` of this file's client i."""
+        return client_label(i, self.header.client_names)
 
     @property
     def num_clients(self) -> int:
@@ -280,6 +279,11 @@ class Shards:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def client_label(i: int, names: Sequence[str]) -> str:
+    """`client 3`, or `client 3 (St. Mary)` where clients have names: sites, hospitals."""
+    return f"client {i} ({names[i]})" if names else f"client {i}"
 
 
 def reserve(file: IO[bytes], size: int) -> None:

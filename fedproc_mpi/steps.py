@@ -184,11 +184,11 @@ def round_line(
     }
 
 
-def stop_where_asked(rank: Rank, reports: Sequence[Report], t: int) -> None:
+def stop_where_asked(reports: Sequence[Report], r: Round) -> None:
     """Raises Stopped, agreed, where a signal asked for it and rounds are left; people count them from 1."""
     number = stop_asked(reports)
-    if number and t + 1 < rank.config.rounds:
-        done = f"{signal.Signals(number).name} after round {t + 1} of {rank.config.rounds}"
+    if number and r.t + 1 < r.total:
+        done = f"{signal.Signals(number).name} after round {r.t + 1} of {r.total}"
         raise Stopped(f"stopped by {done}; --resume goes on", agreed=True)
 
 

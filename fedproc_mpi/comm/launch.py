@@ -95,7 +95,8 @@ def own_cores() -> list[int]:
         cores = sorted(os.sched_getaffinity(0))
     else:
         cores = list(range(os.cpu_count() or 1))
-    return cores[: max(1, math.ceil(cpu_quota()))] if cpu_quota() else cores
+    quota = cpu_quota()
+    return cores[: max(1, math.ceil(quota))] if quota else cores
 
 
 def cpu_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:

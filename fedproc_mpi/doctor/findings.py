@@ -47,10 +47,10 @@ def brief(text: str, lines: int = 2) -> str:
     return " / ".join([line for line in kept if line][:lines])[:240] or "no word"
 
 
-def refusal(name: str, error: FedprocError, level: str = WRONG) -> Finding:
+def refusal(name: str, error: FedprocError) -> Finding:
     """The package's own words, which end in a remedy after a semicolon."""
     said, _, remedy = str(error).partition("; ")
-    return Finding(level, name, said, remedy)
+    return Finding(WRONG, name, said, remedy)
 
 
 def mixed_finding(loaded: Iterable[str], host: str = "") -> Finding | None:

@@ -93,7 +93,8 @@ class Trainer:
         clock: Clock | None = None,
     ) -> None:
         self.config, self.model, self.batches = config, model, batches
-        self.lr = config.lr or DEFAULT_LR  # of the last round that was trained
+        self._start_lr = config.lr or DEFAULT_LR
+        self.lr = self._start_lr  # of the last round that was trained
         self.num_classes, self.embedding, self.block = num_classes, embedding, block
         self.device = model.vector_S.device
         self.clock = clock or Clock()
@@ -119,7 +120,7 @@ class Trainer:
             # Dropout draws from torch's own generators: keyed as well, never carried from client to client.
             torch.manual_seed(seed_for(self.config.seed, "torch", t, data.client))
             self.model.load(start["model"], start["counters"])
-            self.lr = (self.config.lr or DEFAULT_LR) * lr_factor(self.config, t)
+            self.lr = self._start_lr * lr_factor(self.config, t)
             return self._epochs(data, t, loss, correct_gradient)
 
     def _epochs(

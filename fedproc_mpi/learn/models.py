@@ -171,9 +171,9 @@ def _import_model(name: str) -> Factory:
     try:
         found = load_file(module, "--model") if module.endswith(".py") else importlib.import_module(module)
         return getattr(found, attribute)
+    except UserError:
+        raise
     except (ImportError, AttributeError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
         raise UserError(f"--model {name}: cannot import it: {error}") from error
 
 

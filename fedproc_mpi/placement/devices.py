@@ -87,7 +87,7 @@ def place(config: Config, comm: Comm) -> Placement:
 
     So no rank leaves a context on GPU 0. Collective; raises UserError, agreed.
     """
-    host, cores = socket.gethostname(), allowed_cores()
+    host, cores = socket.gethostname(), len(own_cores())
     visible = torch.cuda.device_count() if config.device != "cpu" and torch.cuda.is_available() else 0
     local_clients = [r for r in comm.local_ranks() if r in comm.client_ranks]
     views = comm.exchange((host, visible))
@@ -152,11 +152,6 @@ def autocast(config: Config, device: torch.device) -> AbstractContextManager[obj
     if config.precision == "bf16":
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return nullcontext()
-
-
-def allowed_cores() -> int:
-    """The cores that this process may run on, or a container's CPU quota where that is less."""
-    return len(own_cores())
 
 
 def cpu_name() -> str:

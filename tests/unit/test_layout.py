@@ -28,7 +28,7 @@ FLOORS = [
 ]
 DATA_PREP_USES = ("errors", "figure", "flags", "shards", "terminal")
 DATA_PREP_FLOORS = [
-    ("partitions",),
+    ("partitions", "ranges"),
     ("heldout",),
     ("sources",),
     ("plot", "show", "write"),

@@ -19,12 +19,12 @@ from fedproc_mpi import Config, Stopped, TrainingFailed, UserError, load_model, 
 from fedproc_mpi.__main__ import main
 from fedproc_mpi.algorithms.base import Task, Update
 from fedproc_mpi.algorithms.fedproc import FedProc
+from fedproc_mpi.comm.launch import own_cores
 from fedproc_mpi.config import read_json
 from fedproc_mpi.errors import reason
 from fedproc_mpi.federated import Result
 from fedproc_mpi.identity import own_files
 from fedproc_mpi.learn.flat import Entry, State
-from fedproc_mpi.placement.devices import allowed_cores
 from fedproc_mpi.shards import Shards
 from fedproc_mpi.store import checkpoint, metrics, rundir
 from fedproc_mpi.store.lock import RunLock
@@ -598,7 +598,7 @@ def test_a_stop_in_the_last_round_is_no_stop(
 def test_what_a_run_says_at_its_start(
     shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_once(shards, tmp_path / "run", rounds=1, threads=(threads := allowed_cores() + 1))
+    run_once(shards, tmp_path / "run", rounds=1, threads=(threads := len(own_cores()) + 1))
     first, second, *more = capsys.readouterr().out.splitlines()
     assert first == f"fedproc_mpi: fedproc on {shards}, 1 rank over serial: verifying the shards …"
     params = sum(p.numel() for p in load_model(tmp_path / "run").model.parameters())
