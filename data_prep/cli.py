@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,10 @@ from typing import Any
 from data_prep.sources import SOURCES
 from data_prep.sources.layout import counted
 from data_prep.sources.sharding import Sharding
-from fedproc_mpi.errors import UserError, from_system
+from fedproc_mpi.command import run_command
+from fedproc_mpi.errors import UserError
 from fedproc_mpi.flags import Parser
-from fedproc_mpi.terminal import complain, open_closed_streams, say
+from fedproc_mpi.terminal import say
 
 READERS = {
     "inspect": "Show a shards file: clients, classes, sizes; with --plot a picture.",
@@ -23,28 +23,7 @@ PLAIN = "digits|cifar10|cifar100|mnist|fashionmnist|tinyimagenet"  # sources tha
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0, or 2 for the user's mistakes, told in one line."""
-    open_closed_streams()
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments or arguments[0] in ("-h", "--help"):
-        commands = [*((name, _line(kind)) for name, kind in SOURCES.items()), *READERS.items()]
-        lines = [f"  {name:13} {text}" for name, text in commands]
-        say(
-            "\n".join(
-                [f"{__doc__}\n", *lines, "\n`python -m data_prep SOURCE --help` shows a source's flags."]
-            )
-        )
-        return 0 if arguments else 2
-    try:
-        _run(arguments[0], arguments[1:])
-    except UserError as error:
-        complain(f"data_prep: {error}")
-        return error.exit_code
-    except OSError as error:  # what no source foresaw: unreadable files, a full disk
-        complain(f"data_prep: {from_system(error)}")
-        return UserError.exit_code
-    except SystemExit:  # SOURCE --help
-        pass
-    return 0
+    return run_command("data_prep", _command, argv)
 
 
 def read_sharding(name: str, argv: Sequence[str]) -> Sharding:
@@ -95,6 +74,19 @@ def words_to_make(path: Path) -> list[str]:
 def shard_digits(out: Path) -> None:
     """What the first run of fedproc_mpi does: the embedded digits for 10 clients, beta 0.5, seed 0."""
     shard("digits", SOURCES["digits"](out=out))
+
+
+def _command(words: list[str]) -> None:
+    if not words or words[0] in ("-h", "--help"):
+        commands = [*((name, _line(kind)) for name, kind in SOURCES.items()), *READERS.items()]
+        lines = [f"  {name:13} {text}" for name, text in commands]
+        say(
+            "\n".join(
+                [f"{__doc__}\n", *lines, "\n`python -m data_prep SOURCE --help` shows a source's flags."]
+            )
+        )
+        raise SystemExit(0 if words else UserError.exit_code)
+    _run(words[0], words[1:])
 
 
 def _run(name: str, argv: Sequence[str]) -> None:

@@ -30,7 +30,17 @@ def write(
         mean, std = channel_statistics(source.train)
     names = tuple(source.site_names) if natural and any(source.site_names) else ()
     header = Header(
-        source.name, source.class_names, source.image_shape, kind, seed, mean, std, beta, names, made_by
+        source.name,
+        source.class_names,
+        source.image_shape,
+        kind,
+        seed,
+        mean,
+        std,
+        beta,
+        names,
+        made_by,
+        source.bits,
     )
     few_shots = kind.startswith("classes-per-client")  # little to train on is no reason to test little
     labels = source.train.labels, parts, source.test.labels

@@ -12,7 +12,7 @@ from fedproc_mpi.errors import FedprocError, Stopped, TrainingFailed, UserError
 
 if TYPE_CHECKING:
     from fedproc_mpi.federated import Result, run
-    from fedproc_mpi.predict import load_model
+    from fedproc_mpi.predictor import load_model
 
 __all__ = [
     "Config",
@@ -24,7 +24,7 @@ __all__ = [
     "load_model",
     "run",
 ]
-_LATER = {"run": "federated", "Result": "federated", "load_model": "predict"}
+_LATER = {"run": "federated", "Result": "federated", "load_model": "predictor"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,6 @@
-"""`python -m fedproc_mpi`: one job from the command line. See --help."""
+"""`python -m fedproc_mpi`: one job from the command line, or one of the commands. See --help."""
 
-import importlib.util
+import importlib
 import signal
 import sys
 import traceback
@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedproc_mpi.comm.launch import STOP_SIGNALS, connect, leave_when_told
+from fedproc_mpi.command import INTERRUPTED
 from fedproc_mpi.errors import FedprocError, UserError, from_system, reason
+from fedproc_mpi.plugins import use_data_prep
 from fedproc_mpi.terminal import complain, open_closed_streams, say
 
 if TYPE_CHECKING:
@@ -18,12 +20,18 @@ if TYPE_CHECKING:
     from fedproc_mpi.config import Config
     from fedproc_mpi.federated import Result
 
-INTERRUPTED = 130  # as a shell tells of Ctrl-C
+COMMANDS = {  # `fedproc-mpi NAME …` is `python -m fedproc_mpi.NAME …`
+    "doctor": "doctor.__main__",
+    "predict": "predict",
+}
 TOO_EARLY = "interrupted before a round began; start it again"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run; the exit code is 0, 2 (user's input), 3 (training failed), 75 (stopped, to be resumed)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in COMMANDS:
+        return int(importlib.import_module(f"fedproc_mpi.{COMMANDS[words[0]]}").main(words[1:]))
     open_closed_streams()
     leave_when_told()
     try:
@@ -39,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         complain(f"fedproc_mpi: {TOO_EARLY}")
         return INTERRUPTED
     try:
-        return _run(list(sys.argv[1:] if argv is None else argv), comm)
+        return _run(words, comm)
     except (FedprocError, OSError) as caught:
         error = caught if isinstance(caught, FedprocError) else from_system(caught)
         if comm.rank == 0 or not error.agreed:
@@ -106,24 +114,13 @@ def _parse_together(argv: list[str], comm: "Comm") -> "Config | None":
 
 def _find_shards(config: "Config") -> None:
     """Make the default shards file where it is missing; of another one say how to make it (UserError)."""
-    _load_own_data_prep()
+    use_data_prep()
     from data_prep.cli import require, shard_digits
     from fedproc_mpi.config import DIGITS_SHARDS
 
     if config.shards == DIGITS_SHARDS and not Path(DIGITS_SHARDS).exists():
         shard_digits(Path(DIGITS_SHARDS))
     require(Path(config.shards_copy or config.shards))
-
-
-def _load_own_data_prep() -> None:
-    """Take the data_prep beside this package: users have folders of that name themselves."""
-    folder = Path(__file__).parents[1] / "data_prep"
-    spec = importlib.util.spec_from_file_location(
-        "data_prep", folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    if spec is not None and spec.loader is not None and "data_prep" not in sys.modules:
-        sys.modules["data_prep"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules["data_prep"])
 
 
 def _show(result: "Result") -> None:

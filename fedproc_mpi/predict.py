@@ -1,91 +1,129 @@
-"""A finished run's model, ready to predict."""
+"""`python -m fedproc_mpi.predict RUN IMAGE…`: what a run's model says of image files. See --help."""
 
-from collections.abc import Mapping
+import csv
+import io
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import torch
-from torch import Tensor, nn
 
+from fedproc_mpi.comm.launch import require_alone
+from fedproc_mpi.command import run_command
 from fedproc_mpi.errors import UserError
-from fedproc_mpi.store.model import read_model
+from fedproc_mpi.flags import Parser, setting, validate
+from fedproc_mpi.plugins import use_data_prep
+from fedproc_mpi.predictor import Prediction, Predictor, load_model
+from fedproc_mpi.store.files import save_text
+from fedproc_mpi.store.model import find_client, read_config
+from fedproc_mpi.terminal import say
+
+HELP = """The class of image files by a run's model, with its probability, and the class of the nearest
+prototype where the run has prototypes. The images are turned, resized and cropped as data_prep does it."""
+CHUNK = 1024  # images in memory at once
 
 
-class Predictor(nn.Module):
-    """Images in, logits out; normalisation included.
+@dataclass(frozen=True)
+class Options:
+    """The flags."""
 
-    `prototypes_KD` (or None) are the global class prototypes; `class_names` the classes in order;
-    `image_shape` is (H, W, C).
-    """
+    client: str = setting("", "whose model, by name or number, where clients have models of their own")
+    out: str = setting("", "write a CSV file here, with the probability of every class")
+    skip_broken: bool = setting(False, "leave out files that cannot be read, with a count")
 
-    def __init__(
-        self, model: nn.Module, data: Mapping[str, Any], prototypes_KD: Tensor | None = None
-    ) -> None:
-        """data: the shards' header, as a run's config.json has it."""
-        super().__init__()
-        self.model, self.class_names = model, list(data["class_names"])
-        self.image_shape = tuple(data["image_shape"])
-        self.mean: Tensor
-        self.std: Tensor
-        self.register_buffer("mean", torch.tensor(data["mean"]).view(1, -1, 1, 1))
-        self.register_buffer("std", torch.tensor(data["std"]).view(1, -1, 1, 1))
-        self.prototypes_KD = prototypes_KD
+    def __post_init__(self) -> None:
+        validate(self)
 
-    def forward(self, images: Tensor | npt.NDArray[Any]) -> Tensor:
-        """Logits (B, K) of images: uint8 in 0…255 or float in 0…1; (B, C, H, W) or (B, H, W, C).
 
-        Raises UserError for images of another size, type or range, which would be told wrongly.
-        """
-        return self._both(images)[1]
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code."""
+    return run_command("fedproc_mpi.predict", _predict, argv)
 
-    def embed(self, images: Tensor | npt.NDArray[Any]) -> Tensor:
-        """z (B, D) of images as in `forward`."""
-        return self._both(images)[0]
 
-    def _both(self, images: Tensor | npt.NDArray[Any]) -> tuple[Tensor, Tensor]:
-        try:
-            given = torch.as_tensor(_contiguous(images))
-        except (TypeError, ValueError) as error:
-            raise UserError(f"images must be a tensor or an array of numbers: {error}") from error
-        x_BCHW = self._channels_first(given)
-        if x_BCHW.dtype == torch.uint8:
-            x_BCHW = x_BCHW.float() / 255
-        elif not x_BCHW.is_floating_point():
-            raise UserError(f"images are {x_BCHW.dtype}: give uint8 in 0…255, or float in 0…1")
-        elif x_BCHW.numel() and not (x_BCHW.min() >= 0 and x_BCHW.max() <= 1):  # NaN is neither
-            found = f"{float(x_BCHW.min()):g}…{float(x_BCHW.max()):g}"
-            raise UserError(
-                f"float images must be in 0…1, not {found}: divide by 255, and do not normalise them"
-            )
-        return self.model((x_BCHW.to(self.mean.dtype) - self.mean) / self.std)
+def _predict(argv: list[str]) -> None:
+    require_alone("predict")
+    parser = Parser("predict", prog="python -m fedproc_mpi.predict", description=HELP)
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
+    parser.add_argument(
+        "images", type=Path, nargs="+", metavar="IMAGE", help="image files, or folders of them"
+    )
+    parser.add_flags(Options, "flags")
+    given = parser.parse_args(argv)
+    options = Options(**parser.read(argv))
+    _, record = read_config(given.run)
+    model = load_model(given.run, find_client(record["data"], options.client))
+    rows = list(_rows(model, record["data"].get("bits"), given.images, options.skip_broken))
+    if options.out:
+        save_text(_csv(model, rows), Path(options.out))
+        say(f"{len(rows)} images: {options.out}")
+        return
+    width = max(len(str(path)) for path, *_ in rows)
+    for path, prediction, i in rows:
+        nearest = prediction.prototype_classes
+        by_prototype = f"  nearest prototype: {nearest[i]}" if nearest else ""
+        highest = 100 * float(prediction.probabilities[i].max())
+        say(f"{path!s:{width}}  {prediction.classes[i]}  {highest:.1f} %{by_prototype}")
 
-    def _channels_first(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W), whichever of the two orders they have, on the model's device."""
-        height, width, channels = self.image_shape
-        images = images.to(self.mean.device)
-        if images.shape[1:] == (channels, height, width):
-            return images
-        if images.shape[1:] == (height, width, channels):
-            return images.permute(0, 3, 1, 2)
+
+def _rows(
+    model: Predictor, bits: int | None, named: Sequence[Path], skip_broken: bool
+) -> Iterator[tuple[Path, Prediction, int]]:
+    """Each image with the prediction of its chunk and its place there."""
+    use_data_prep()
+    from data_prep.sources.decode import decode, fit
+
+    files, (height, width, channels) = _files(named), model.image_shape
+    if height != width:
         raise UserError(
-            f"images are {tuple(images.shape)}; this model takes (B, {channels}, {height}, {width}) or "
-            f"(B, {height}, {width}, {channels})"
+            f"this model takes {height}×{width} px, and files are cut to squares; resize them yourself, and "
+            "load_model(run).predict(images) in Python takes them"
         )
+    load = partial(fit, size=height, channels=channels, bits=bits or 16)
+    found = False
+    for start in range(0, len(files), CHUNK):
+        chunk = files[start : start + CHUNK]
+        scratch = Path(tempfile.gettempdir())
+        pixels, good = decode(chunk, (height, width, channels), load, scratch, skip_broken)
+        for first in range(0, len(good), model.block):
+            rows = range(first, min(first + model.block, len(good)))
+            prediction = model.predict(pixels(np.array(rows)))
+            for i in rows:
+                found = True
+                yield chunk[good[i]], prediction, i - first
+    if not found:
+        raise UserError("none of the images can be read")
 
 
-def _contiguous(images: Tensor | npt.NDArray[Any]) -> Tensor | npt.NDArray[Any]:
-    """torch refuses arrays with negative strides, as a flip makes them, and warns of read-only ones."""
-    return (
-        images if isinstance(images, Tensor) else np.array(images, order="C")
-    )  # a copy: it may be read-only
+def _files(named: Sequence[Path]) -> list[Path]:
+    """The image files of what was named, those of folders in order. UserError where there are none."""
+    from data_prep.sources.decode import EXTENSIONS, is_image
+
+    files: list[Path] = []
+    for path in named:
+        inside = sorted(filter(is_image, path.rglob("*"))) if path.is_dir() else [path]
+        if not inside:
+            raise UserError(f"{path}: no image in this folder (known: {', '.join(sorted(EXTENSIONS))})")
+        if not path.exists():
+            raise UserError(f"{path}: no such file")
+        files += inside
+    return files
 
 
-def load_model(run_dir: str | Path, client: int | None = None) -> Predictor:
-    """The global model of a finished run, or one client's own where models are personal; eval mode.
+def _csv(model: Predictor, rows: Sequence[tuple[Path, Prediction, int]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    by_prototype = ["prototype_class"] if rows[0][1].prototype_classes else []
+    writer.writerow(["image", "class", *by_prototype, *(f"p({name})" for name in model.classes)])
+    for path, prediction, i in rows:
+        nearest = [prediction.prototype_classes[i]] if prediction.prototype_classes else []
+        writer.writerow(
+            [path, prediction.classes[i], *nearest, *(f"{p:.6f}" for p in prediction.probabilities[i])]
+        )
+    return text.getvalue()
 
-    Raises UserError where there is no such model.
-    """
-    model, run = read_model(Path(run_dir), client)
-    return Predictor(model, run["data"], run["prototypes"]).eval()
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -54,6 +54,7 @@ class Header:
     beta: float | None = None
     client_names: Sequence[str] = field(default_factory=tuple)
     made_by: str = ""
+    bits: int | None = None  # that 16-bit pictures were said to use, of which the upper 8 were kept
 
 
 def write_shards(
@@ -96,7 +97,7 @@ def write_shards(
             file.attrs["format_version"] = FORMAT_VERSION
             words = {
                 "format": FORMAT,
-                "header": json.dumps(asdict(header)),
+                "header": json.dumps(_header_words(header)),
                 "test_checksum": _test_checksum(file),
             }
             for name, text in words.items():
@@ -301,6 +302,11 @@ def reserve(file: IO[bytes], size: int) -> None:
             file.write(ZEROS[: size - start])
         file.flush()
         os.fsync(file.fileno())  # some file systems tell only now that the disk is full
+
+
+def _header_words(header: Header) -> dict[str, Any]:
+    """The header without what is younger than format 1 and not used: equal data gives equal files."""
+    return {k: v for k, v in asdict(header).items() if k != "bits" or v is not None}
 
 
 def _create(file: h5py.File, group: str, n: int, shape: tuple[int, int, int]) -> tuple[Any, Any]:

@@ -205,7 +205,7 @@ def evaluate(
         return None
 
     def scores(z_BD: Tensor) -> Tensor | None:
-        return rank.algorithm.prototype_scores(z_BD, rank.state)
+        return rank.algorithm.prototype_scores(z_BD, rank.state.tensors())
 
     if rank.algorithm.personal:
         evaluated = rank.share_of_all() if last else mine

@@ -32,7 +32,7 @@ class Source:
 
     site_names: the clients of the natural partition, in order. normalise: the mean and std to scale
     images with, where the data set has a usual one; else those of the training images. passed_over: what was
-    found and not used, by kind.
+    found and not used, by kind. bits: as the shards' header has it.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Source:
     site_names: Sequence[str] = ()
     normalise: tuple[float, float] | None = None
     passed_over: Counter[str] = field(default_factory=Counter)
+    bits: int | None = None
 
 
 def in_memory(x_NHWC: npt.NDArray[np.uint8], labels: npt.NDArray[np.integer]) -> Split:

@@ -85,7 +85,9 @@ class Folders(Sharding):
             rows = stratified_split(whole.labels, self.test_share, self.seed, whole.sites, groups)
             train, test = (half(pixels, items, chosen) for chosen in rows)
         name, shape = self.name or self.root.resolve().name, (self.image_size, self.image_size, self.channels)
-        source = Source(name, class_names, shape, train, test, site_names, passed_over=passed_over + more)
+        source = Source(
+            name, class_names, shape, train, test, site_names, None, passed_over + more, self.bits
+        )
         labels_of = {site: {item.label for item in items if item.site == site} for site in site_names}
         if len(site_names) > 1 and len(class_names) == sum(map(len, labels_of.values())):
             say(

@@ -19,7 +19,7 @@ from fedproc_mpi.learn.sums import Group, Term, WeightedSums
 # All that an algorithm's file needs, from one place.
 __all__ = [
     *("Algorithm", "Batch", "Entry", "Group", "LossParts", "Round", "State", "Task", "Term", "Terms"),
-    *("Trainer", "Update", "WeightedSums"),
+    *("Tensors", "Trainer", "Update", "WeightedSums"),
 ]
 
 Terms = dict[str, Term]
@@ -129,6 +129,6 @@ class Algorithm:
         means, weights = sums.mean("losses").tolist(), sums.weights("losses").tolist()
         return {name: mean for name, mean, n in zip(names, means, weights, strict=True) if n}
 
-    def prototype_scores(self, z_BD: Tensor, state: State) -> Tensor | None:
+    def prototype_scores(self, z_BD: Tensor, state: Tensors) -> Tensor | None:
         """Scores (B, K) of the classes by their prototypes, the highest wins; None: there are none."""
         return None

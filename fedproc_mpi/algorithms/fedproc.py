@@ -23,6 +23,7 @@ from fedproc_mpi.algorithms.base import (
     Round,
     State,
     Task,
+    Tensors,
     Terms,
     Trainer,
     Update,
@@ -166,7 +167,7 @@ class FedProc(Algorithm):
     def _average(self, state: State, sums: WeightedSums) -> None:
         prototypes.update(state, sums, self.prototype_average, self.absent_class == "keep")
 
-    def prototype_scores(self, z_BD: Tensor, state: State) -> Tensor:
+    def prototype_scores(self, z_BD: Tensor, state: Tensors) -> Tensor:
         return cosine_logits(z_BD, state["prototypes"], state["seen"], 1.0)
 
     def metrics(self, sums: WeightedSums, r: Round) -> dict[str, Any]:

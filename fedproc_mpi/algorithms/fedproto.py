@@ -19,6 +19,7 @@ from fedproc_mpi.algorithms.base import (
     Round,
     State,
     Task,
+    Tensors,
     Trainer,
     Update,
     WeightedSums,
@@ -74,7 +75,7 @@ class FedProto(Solo):
         """The mean over the clients that hold a class; one that nobody holds keeps its prototype."""
         prototypes.update(state, sums)
 
-    def prototype_scores(self, z_BD: Tensor, state: State) -> Tensor:
+    def prototype_scores(self, z_BD: Tensor, state: Tensors) -> Tensor:
         """Minus the Euclidean distance, so that the nearest wins."""
         distance_BK = (z_BD[:, None, :] - state["prototypes"]).norm(dim=2)
         return -distance_BK.masked_fill(~state["seen"], torch.finfo(z_BD.dtype).max)

@@ -202,6 +202,12 @@ def mpirun_inside_srun(environment: Mapping[str, str] = os.environ) -> UserError
     )
 
 
+def require_alone(command: str) -> None:
+    """Leave with exit 2 where a launcher started several tasks for what one process does."""
+    if (tasks := max(launched_tasks().values(), default=1)) > 1:
+        refuse(UserError(f"{command}: one process does this, and {tasks} were started; leave mpirun away"))
+
+
 def refuse(error: UserError) -> NoReturn:
     """End every task with exit 2, one line from one of them. Not collective: there is no MPI to agree by."""
     if speaks():

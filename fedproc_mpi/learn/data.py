@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from cachetools import LRUCache
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedproc_mpi.shards import Shards
 
@@ -66,23 +66,31 @@ class Clients:
         return x_NCHW.to(self._device).contiguous(memory_format=memory_format)
 
 
-class Batches:
-    """Cuts, augments and normalises a client's samples.
+class Normalise(nn.Module):
+    """uint8 pixels (or 0…255 as floats) to float32 with the shards' mean and std.
 
     mean, std: per channel of the images scaled to [0, 1].
     """
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        self.mean: Tensor
+        self.scale: Tensor
+        self.register_buffer("mean", 255 * torch.tensor(mean).view(1, -1, 1, 1))
+        self.register_buffer("scale", 1 / (255 * torch.tensor(std).view(1, -1, 1, 1)))
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        return (x_BCHW.to(torch.float32) - self.mean) * self.scale
+
+
+class Batches:
+    """Cuts, augments and normalises a client's samples."""
 
     def __init__(self, shards: Shards, augment: str, device: torch.device) -> None:
         if augment == "auto":
             augment = AUGMENT_BY_DATASET.get(shards.header.dataset, "none")
         self.augment = augment
-        channels = shards.header.image_shape[2]
-        self._mean = 255 * torch.tensor(shards.header.mean, device=device).view(1, channels, 1, 1)
-        self._scale = 1 / (255 * torch.tensor(shards.header.std, device=device).view(1, channels, 1, 1))
-
-    def normalise(self, x_BCHW: Tensor) -> Tensor:
-        """uint8 to float32 with the shards' mean and std."""
-        return (x_BCHW.to(torch.float32) - self._mean) * self._scale
+        self.normalise = Normalise(shards.header.mean, shards.header.std).to(device)
 
     def epoch(
         self, data: ClientData, batch_size: int, generator: torch.Generator, drop_last: bool, min_batch: int

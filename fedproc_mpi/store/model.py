@@ -1,17 +1,21 @@
-"""model.pt: the final model, its writer and its reader."""
+"""A run's models: model.pt, its writer and its reader, which takes the checkpoint of a run that goes on."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from fedproc_mpi.config import read_json
+from fedproc_mpi import algorithms
+from fedproc_mpi.config import RECORDED, Config, read_json
 from fedproc_mpi.errors import UserError
+from fedproc_mpi.flags import nearest
 from fedproc_mpi.learn.flat import FlatModel, list_sha256, tensors_sha256
 from fedproc_mpi.learn.models import build_model
-from fedproc_mpi.store.clients import read_client
-from fedproc_mpi.store.files import CONFIG, MODEL, read_tensors, save_tensors
+from fedproc_mpi.store.clients import NONE, read_client
+from fedproc_mpi.store.files import CHECKPOINT, CONFIG, MODEL, PREVIOUS, read_tensors, save_tensors
 
 Tensors = Mapping[str, Tensor]
 
@@ -42,38 +46,102 @@ def _on_cpu(entries: Tensors) -> dict[str, Tensor]:
     return {name: tensor.cpu().clone() for name, tensor in entries.items()}
 
 
-def read_model(run_dir: Path, client: int | None) -> tuple[nn.Module, dict[str, Any]]:
-    """A finished run's model, or one client's own where models are personal; and the run's config.json.
+@dataclass(frozen=True)
+class SavedModel:
+    """One model of a run: the global one, or a client's own where models are personal.
 
-    The latter with the server's "prototypes" (K, D), or None. Raises UserError where there is no such model.
+    data: the shards' header, as config.json has it. entries: what the server held besides the model
+    ("prototypes", "seen"). rounds: after how many of them. finished: there are no more.
     """
+
+    module: nn.Module
+    config: Config
+    data: Mapping[str, Any]
+    entries: Tensors
+    rounds: int
+    finished: bool
+
+
+def read_config(run_dir: Path) -> tuple[Config, dict[str, Any]]:
+    """A run's config, and its whole record. Raises UserError where there is no run of this package."""
     if not (run_dir / CONFIG).is_file():
         raise UserError(f"{run_dir} is no run directory: it has no {CONFIG}")
-    path, config = run_dir / MODEL, read_json(run_dir / CONFIG)
-    if not path.is_file():
-        raise UserError(f"{run_dir}: no model.pt; the run is not finished (--resume goes on)")
+    record = read_json(run_dir / CONFIG)
+    if "data" not in record:
+        raise UserError(f"{run_dir / CONFIG} is no run's record")
+    return Config.create(**{k: v for k, v in record.items() if k not in RECORDED}), record
+
+
+def find_client(data: Mapping[str, Any], text: str) -> int | None:
+    """The client that a user names, by its name or number; None for ''. UserError where there is none.
+
+    data: the shards' header, as config.json has it.
+    """
+    names = list(data.get("client_names") or ())
+    if text in names:
+        return names.index(text)
+    if text.isdigit():
+        return int(text)
+    if not text:
+        return None
+    known = nearest(text, names) if names else "clients have no names here; give the number"
+    raise UserError(f"--client {text}: no such client; {known}")
+
+
+def read_model(run_dir: Path, client: int | None) -> SavedModel:
+    """A run's final model, or that of its last checkpoint where it is not finished; on the CPU.
+
+    Raises UserError where there is no such model.
+    """
+    config, record = read_config(run_dir)
+    finished = (run_dir / MODEL).is_file()
+    saved = _read_final(run_dir / MODEL) if finished else _read_checkpoint(run_dir, config)
+    data, kinds = record["data"], saved.get("client_models")
+    if kinds is None and client is not None:
+        raise UserError(f"{run_dir}: all clients share one model; leave the client away")
+    if kinds is not None and (client is None or not 0 <= client < len(kinds)):
+        names = data.get("client_names")
+        known = f" ({', '.join(names)})" if names else ""
+        raise UserError(
+            f"{run_dir}: each client has its own model; name a client, 0 to {len(kinds) - 1}{known}"
+        )
+    kind = config.model if kinds is None or client is None else kinds[client]
+    shape, classes = tuple(data["image_shape"]), len(data["class_names"])
+    module = build_model(kind, shape, classes, config.normalize_z, 0, config.norm)
+    # Flat, as the run had it: the same memory format gives the same last bits.
+    flat = FlatModel(module, config.channels_last)
+    if client is not None:
+        if saved["client_versions"][client] == NONE:
+            raise UserError(f"{run_dir}: client {client} has not been drawn yet, and has no model")
+        saved = {**saved, **read_client(run_dir, client, saved["client_versions"][client])}
+    if "state_dict" in saved:
+        module.load_state_dict(saved["state_dict"])
+    else:
+        flat.load(saved["model"], saved["counters"])
+    entries = {name: tensor for name, tensor in saved.items() if name in ("prototypes", "seen")}
+    return SavedModel(module, config, data, entries, saved.get("rounds", config.rounds), finished)
+
+
+def _read_final(path: Path) -> dict[str, Any]:
+    """What model.pt holds."""
     try:
-        saved = read_tensors(path)
+        return dict(read_tensors(path))
     except Exception as error:  # a damaged file can fail in any way
         raise UserError(
             f"{path} cannot be read ({type(error).__name__}: {error}); delete it, and --resume makes it again"
         ) from error
-    if "data" not in config:
-        raise UserError(f"{run_dir / CONFIG} is no run's record")
-    data = config["data"]
-    shape = (data["image_shape"][0], data["image_shape"][1], data["image_shape"][2])
-    kinds = saved.get("client_models")
-    if kinds is None and client is not None:
-        raise UserError(f"{run_dir}: all clients share one model; load_model(run_dir) gives it")
-    if kinds is not None and (client is None or not 0 <= client < len(kinds)):
-        raise UserError(
-            f"{run_dir}: each client has its own model; load_model(run_dir, client=k), k below {len(kinds)}"
-        )
-    kind = config["model"] if kinds is None else kinds[client]
-    model = build_model(kind, shape, len(data["class_names"]), config["normalize_z"], 0, config["norm"])
-    if client is None:
-        model.load_state_dict(saved["state_dict"])
-    else:
-        own = read_client(run_dir, client, saved["client_versions"][client])
-        FlatModel(model, config["channels_last"]).load(own["model"], own["counters"])
-    return model, {**config, "prototypes": saved.get("prototypes")}
+
+
+def _read_checkpoint(run_dir: Path, config: Config) -> dict[str, Any]:
+    """The same of the newest whole checkpoint, with the rounds that it comes after."""
+    for name in (CHECKPOINT, PREVIOUS):
+        with suppress(Exception):  # missing, or damaged in any way
+            saved = read_tensors(run_dir / name)
+            found = {**saved["state"], "client_versions": saved["client_versions"]}
+            found["rounds"] = saved["next_round"]
+            algorithm = algorithms.build(config.algorithm, config.options)
+            if algorithm.personal:
+                clients = range(len(saved["client_versions"]))
+                found["client_models"] = [algorithm.model_of(config, k) for k in clients]
+            return found
+    raise UserError(f"{run_dir}: no {MODEL} and no whole checkpoint yet; the run has only begun")

@@ -246,7 +246,7 @@ def test_fedproto_tells_the_class_by_the_nearest_prototype() -> None:
     state["prototypes"].copy_(torch.tensor([[0.0, 0.0], [1.0, 2.0], [1.0, 1.0]]))
     state["seen"].copy_(torch.tensor([True, True, False]))
     # (1, 1): √2 from class 0, 1 from class 1, and class 2 was never seen; (-1, 0): 1 and √8
-    scores = FedProto().prototype_scores(torch.tensor([[1.0, 1.0], [-1.0, 0.0]]), state)
+    scores = FedProto().prototype_scores(torch.tensor([[1.0, 1.0], [-1.0, 0.0]]), state.tensors())
     assert scores.argmax(1).tolist() == [1, 0]
     assert scores[0, :2].tolist() == pytest.approx([-math.sqrt(2), -1.0])
 

@@ -10,7 +10,7 @@ from torch import nn
 from fedproc_mpi.config import Config
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.learn.client import Batch, Trainer, lr_factor
-from fedproc_mpi.learn.data import Batches, ClientData, Clients, cuts
+from fedproc_mpi.learn.data import Batches, ClientData, Clients, Normalise, cuts
 from fedproc_mpi.learn.flat import FlatModel
 from fedproc_mpi.learn.models import build_model
 from fedproc_mpi.learn.seeds import torch_generator
@@ -35,7 +35,7 @@ class PlainBatches(Batches):
 
     def __init__(self) -> None:
         self.augment = "none"
-        self._mean, self._scale = torch.tensor(0.0), torch.tensor(1.0)
+        self.normalise = Normalise([0.0], [1 / 255])
 
 
 def trainer_of(module: nn.Module, **config: object) -> Trainer:
