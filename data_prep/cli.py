@@ -41,12 +41,14 @@ def shard(name: str, sharding: Sharding) -> None:
     from data_prep.write import write
 
     source = sharding.load()
-    kind, beta, parts = sharding.split(source)
+    kind, beta, everything = sharding.split(source)
+    parts, val_parts = sharding.hold_out(source, everything)
     made_by = sharding.made_by(name, bool(source.site_names))
-    write(source, parts, sharding.out, sharding.seed, kind, beta, made_by)
+    write(source, parts, val_parts, sharding.out, sharding.seed, kind, beta, made_by)
     train, test = sum(map(len, parts)), len(source.test.labels)
+    val = f", {sum(map(len, val_parts))} for validation" if val_parts else ""
     passed = f"; passed over: {counted(source.passed_over)}" if source.passed_over else ""
-    say(f"data_prep: {sharding.out}: {len(parts)} clients, {train} samples, {test} test samples{passed}")
+    say(f"data_prep: {sharding.out}: {len(parts)} clients, {train} samples{val}, {test} test samples{passed}")
 
 
 def require(path: Path) -> None:

@@ -18,16 +18,18 @@ def stratified_split(
     seed: int,
     sites: Indices | None = None,
     groups: Sequence[str] = (),
+    purpose: str = "test",
 ) -> tuple[Indices, Indices]:
     """(train, test) indices, ascending; of each class round(share·n) samples go to the test set.
 
     sites: the client of each sample; a class's test samples are then spread over its sites, evenly
     along the samples in site order, so that each site holds out its share as far as whole samples allow.
     groups: of each sample; a group is kept whole, and the shares are met as far as whole groups allow.
+    purpose: test or validation, which are drawn from streams of their own.
     """
     if len(groups):
-        return _grouped_split(labels, test_share, seed, sites, groups)
-    rng = generator(seed, "train/test split")
+        return _grouped_split(labels, test_share, seed, sites, groups, purpose)
+    rng = generator(seed, f"train/{purpose} split")
     test = []
     for k in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == k))
@@ -48,6 +50,7 @@ def _grouped_split(
     seed: int,
     sites: Indices | None,
     groups: Sequence[str],
+    purpose: str,
 ) -> tuple[Indices, Indices]:
     """Groups in random order; each goes to the test set where that brings its counts nearer to the shares.
 
@@ -60,7 +63,7 @@ def _grouped_split(
     np.add.at(counts_GC, (group_N, cell_N.reshape(-1)), 1)
     wanted_C, held_C = test_share * counts_GC.sum(0), np.zeros(counts_GC.shape[1])
     in_test_G = np.zeros(len(names), bool)
-    for g in generator(seed, "train/test split of groups").permutation(len(names)):
+    for g in generator(seed, f"train/{purpose} split of groups").permutation(len(names)):
         nearer = np.square(held_C + counts_GC[g] - wanted_C).sum() < np.square(held_C - wanted_C).sum()
         if nearer:
             held_C, in_test_G[g] = held_C + counts_GC[g], True
@@ -68,13 +71,11 @@ def _grouped_split(
     lost = sorted(set(labels.tolist()) - set(labels[~in_test_N].tolist()))
     if lost or not in_test_N.any():
         what = (
-            f"class number {lost[0]} has all its images in the test half"
+            f"class number {lost[0]} has all its images in the {purpose} half"
             if lost
-            else "the test half is empty"
+            else f"the {purpose} half is empty"
         )
-        raise UserError(
-            f"--group: {len(names)} group(s) cannot be split: {what}; another --seed or --test-share"
-        )
+        raise UserError(f"--group: {len(names)} group(s) cannot be split: {what}; another --seed or share")
     return np.flatnonzero(~in_test_N), np.flatnonzero(in_test_N)
 
 

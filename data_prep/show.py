@@ -20,14 +20,14 @@ def inspect(path: Path, plot: Path | None) -> None:
         counts_mK = class_counts(shards)
         held = np.sort((counts_mK > 0).sum(1))
         height, width, channels = header.image_shape
-        tests = [len(shards.client_test_rows(i)) for i in range(shards.num_clients)]
+        tests = [len(shards.test_set.rows(i)) for i in range(shards.num_clients)]
         lines = {
             "data set": f"{header.dataset}, {shards.num_classes} classes",
             "images": f"{height}×{width} px, {channels} channel(s)"
             + ("" if height == width else ", NOT SQUARE"),
             "partition": f"{header.partition}, beta {header.beta}, seed {header.seed}",
             "clients": str(len(sizes)),
-            "samples": f"{sum(sizes)} train, {shards.num_test} test",
+            "samples": f"{sum(sizes)} train, {len(shards.test_set)} test{_validation(shards)}",
             "samples per client": _spread(sizes),
             "classes per client": _spread(held),
             "test rows per client": _spread(tests),
@@ -52,7 +52,7 @@ def verify(path: Path) -> None:
     with Shards(path) as shards:
         m = shards.num_clients
         checks: list[Callable[[], object]] = [partial(shards.client, i) for i in range(m)]
-        for check in [*checks, shards.verify_test]:
+        for check in [*checks, *(held_out.verify for held_out in shards.held_out())]:
             try:
                 check()
             except UserError as error:
@@ -60,7 +60,7 @@ def verify(path: Path) -> None:
         if wrong:
             more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
             raise UserError(f"{path}: {'; '.join(wrong[:5])}{more}")
-        samples = f"{sum(shards.sizes)} + {shards.num_test} samples"
+        samples = f"{sum(shards.sizes)} + {len(shards.test_set)} samples"
         say(f"data_prep: {path}: whole: {shards.num_clients} clients, {samples}, {shards.fingerprint}")
 
 
@@ -75,10 +75,14 @@ def _pixels(shards: Shards) -> str:
     seen = Ranges(shards.num_clients)
     for i in range(shards.num_clients):
         seen.client(i, shards.client(i)[0])
-    for start in range(0, shards.num_test, 1024):
-        seen.test(shards.test(start, start + 1024)[0])
+    for start in range(0, len(shards.test_set), 1024):
+        seen.test(shards.test_set.read(start, start + 1024)[0])
     wrong = seen.suspicious(shards.header.client_names)
     return f"{seen.low}…{seen.high}{f'; SUSPICIOUS: {wrong}' if wrong else ''}"
+
+
+def _validation(shards: Shards) -> str:
+    return "" if shards.val_set is None else f", {len(shards.val_set)} validation"
 
 
 def _spread(values: "npt.ArrayLike") -> str:

@@ -12,16 +12,26 @@ from data_prep.partitions import Indices
 from data_prep.ranges import Ranges
 from data_prep.sources.base import Source, Split
 from fedproc_mpi.errors import UserError, reason
-from fedproc_mpi.shards import Header, Images, Labels, write_shards
+from fedproc_mpi.shards import Header, Images, Labels, ToHoldOut, write_shards
 from fedproc_mpi.terminal import say
 
 PIECE = 1024  # images in memory at once
 
 
 def write(
-    source: Source, parts: list[Indices], out: Path, seed: int, kind: str, beta: float | None, made_by: str
+    source: Source,
+    parts: list[Indices],
+    val_parts: list[Indices],
+    out: Path,
+    seed: int,
+    kind: str,
+    beta: float | None,
+    made_by: str,
 ) -> str:
-    """Write the shards; returns the fingerprint. UserError when the file cannot be written."""
+    """Write the shards; returns the fingerprint. UserError when the file cannot be written.
+
+    val_parts: each client's rows of the training half that go into the validation set; empty: there is none.
+    """
     natural = kind == "natural"
     channels = source.image_shape[2]
     if source.normalise:
@@ -47,23 +57,35 @@ def write(
     rows = client_test_rows(*labels, len(source.class_names), seed, all_there_are=few_shots)
     if natural and source.test.sites is not None:
         rows = site_test_rows(rows, source.test.sites)
-    watched = _Watched(len(parts))
-    clients, test = watched.clients(source.train, parts), watched.test(source.test)
-    sizes, num_test = [len(part) for part in parts], len(source.test.labels)
+    watched, every_test = _Watched(len(parts)), np.arange(len(source.test.labels))
+    test = ToHoldOut(watched.held_out(source.test, every_test), len(every_test), rows)
+    val = None
+    if val_parts:
+        ends = np.cumsum([len(part) for part in val_parts])
+        own = [np.arange(end - len(part), end) for part, end in zip(val_parts, ends, strict=True)]
+        every_val = np.concatenate(val_parts)
+        val = ToHoldOut(watched.held_out(source.train, every_val), len(every_val), own)
+    sizes = [len(part) for part in parts]
+    samples = sum(sizes) + test.num + (val.num if val else 0)
     try:
-        _check_room(out, (sum(sizes) + num_test) * (int(np.prod(source.image_shape)) + 2))
-        fingerprint = write_shards(out, header, sizes, clients, test, num_test, rows)
+        _check_room(out, samples * (int(np.prod(source.image_shape)) + 2))
+        fingerprint = write_shards(out, header, sizes, watched.clients(source.train, parts), test, val)
     except OSError as error:
         raise UserError(f"cannot write {out}: {reason(error)}; nothing was left there") from error
     if twice := watched.twice:
-        say(f"data_prep: {twice} of {num_test} test images are training images: accuracy will look too good")
+        held_out = "test and validation" if val else "test"
+        total = test.num + (val.num if val else 0)
+        say(
+            f"data_prep: {twice} of {total} {held_out} images are training images: accuracy will look too "
+            "good"
+        )
     if wrong := watched.ranges.suspicious(names):
         say(f"data_prep: {out}: SUSPICIOUS pixels: {wrong}")
     return fingerprint
 
 
 class _Watched:
-    """Looks at images on their way into the file: their range, and which test images are training images."""
+    """Looks at images on their way into the file: their range, and which are held out and trained on."""
 
     def __init__(self, num_clients: int) -> None:
         self.ranges, self.twice = Ranges(num_clients), 0
@@ -77,9 +99,9 @@ class _Watched:
                 self._seen.update(map(_digest, x_NHWC))
                 yield x_NHWC, y_N
 
-    def test(self, split: Split) -> Iterator[tuple[Images, Labels]]:
-        """The test set's pieces, after those of all clients."""
-        for x_NHWC, y_N in _pieces(split, np.arange(len(split.labels))):
+    def held_out(self, split: Split, rows: Indices) -> Iterator[tuple[Images, Labels]]:
+        """The pieces of a held-out set, after those of all clients."""
+        for x_NHWC, y_N in _pieces(split, rows):
             self.ranges.test(x_NHWC)
             self.twice += sum(_digest(x_HWC) in self._seen for x_HWC in x_NHWC)
             yield x_NHWC, y_N

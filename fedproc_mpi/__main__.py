@@ -132,10 +132,12 @@ def _show(result: "Result") -> None:
         picture = str(plot_accuracy([result.run_dir], result.run_dir / "accuracy.png"))
     except Exception as error:  # the run itself is done, and saved
         picture = f"none: {reason(error)}"
+    validated = summary.get("best_chosen_on") == "validation"
+    chosen = f"by validation, round {summary['best_round'] + 1}" if validated else "on the test set: too good"
     split = ", ".join(f"{k} {v:.1f}" for k, v in summary["seconds"].items() if v >= 0.05)
     say(
         f"\nfinal accuracy  {100 * summary['final_accuracy']:.2f} %"
-        f"\nbest accuracy   {100 * summary['best_accuracy']:.2f} %"
+        f"\nbest accuracy   {100 * summary['best_accuracy']:.2f} % (chosen {chosen})"
         f"\nseconds         {summary['total_seconds']:.1f} ({split})"
         f"\nmodel_sha256    {summary['model_sha256']}"
         f"\nrun directory   {result.run_dir}"

@@ -24,6 +24,7 @@ else:
 PRESET_DIR = Path(__file__).parent / "presets"
 RECORDED = ("data", "files", "environment")  # what config.json holds besides the config
 DEFAULT_LR = 0.03  # of most algorithms, on the embedded digits
+ADAMW_LR = 0.001  # where --lr is not given; torch's own
 DIGITS_SHARDS = "shards/digits_m10.h5"
 
 
@@ -38,20 +39,34 @@ class Config:
     norm: Literal["batch", "group"] = setting(
         "batch", "normalisation layers of the ResNets; group: GroupNorm, which averages well"
     )
+    stem: Literal["cifar", "imagenet"] = setting(
+        "cifar", "first layers of the ResNets; imagenet: 7×7 with stride 2 and a maxpool, for large images"
+    )
     init: str = setting("", "a file of initial weights (state_dict); empty: drawn from --seed")
+    init_part: Literal["all", "encoder"] = setting(
+        "all", "what --init gives; encoder: what fits of it, as a torchvision ResNet's; the rest is drawn"
+    )
     shards: str = setting(DIGITS_SHARDS, "the HDF5 shards file; the default one is made when it is missing")
     rounds: int = setting(15, "communication rounds T", "digits; paper: 100, Tiny-ImageNet 20", low=1)
     local_epochs: int = setting(4, "local epochs E per round", "digits; paper: 10", low=1)
     batch_size: int = setting(16, "samples per batch", "digits; paper: 64", low=1)
     lr: float | None = setting(
-        None, "learning rate of SGD; none: 0.03, scaffold 0.01", "digits; paper: 0.01", above=0
+        None, "learning rate; none: SGD 0.03, scaffold 0.01, AdamW 0.001", "digits; paper: 0.01", above=0
     )
     lr_schedule: Literal["constant", "cosine", "step"] = setting(
         "constant", "learning rate over the rounds; cosine: to 0; step: a tenth at 1/2, again at 3/4"
     )
     warmup: int = setting(0, "first rounds, in which the learning rate rises in even steps", low=0)
+    optimizer: Literal["sgd", "adamw"] = setting("sgd", "of the clients; it starts anew every round")
     momentum: float = setting(0.9, "momentum of SGD", "MOON §4.1", low=0)
-    weight_decay: float = setting(1e-5, "weight decay of SGD", "MOON §4.1", low=0)
+    weight_decay: float = setting(1e-5, "weight decay", "MOON §4.1", low=0)
+    clip_norm: float = setting(0.0, "longest gradient; a longer one is scaled down to it; 0: any", low=0)
+    label_smoothing: float = setting(
+        0.0, "share of the label that cross-entropy spreads over all classes", low=0, high=1
+    )
+    class_weights: Literal["none", "balanced"] = setting(
+        "none", "weights of the classes in cross-entropy; balanced: by each client's own counts"
+    )
     sample_rate: float = setting(
         1.0, "share of the clients drawn each round (gamma)", "MOON §4.4", above=0, high=1
     )
@@ -65,6 +80,9 @@ class Config:
     )
     on_diverged: Literal["stop", "exclude"] = setting(
         "stop", "a client that diverges: end with exit 3, or leave it out of its round's sums"
+    )
+    patience: int = setting(
+        0, "end the run when the validation accuracy was not better for so many rounds; 0: never", low=0
     )
     threads: int = setting(1, "intra-op threads per rank; changes the last bits of convolutions", low=1)
     channels_last: bool = setting(True, "memory format of images and convolution weights")
@@ -105,6 +123,12 @@ class Config:
         validate(self)
         if self.warmup >= self.rounds:
             raise UserError(f"--warmup {self.warmup} must be below --rounds {self.rounds}")
+        if self.optimizer != "sgd" and self.momentum != FIELD_DEFAULTS["momentum"]:
+            raise UserError(
+                f"--momentum {self.momentum} is for --optimizer sgd, and this is {self.optimizer}"
+            )
+        if self.init_part != "all" and not self.init:
+            raise UserError(f"--init-part {self.init_part} needs --init FILE")
 
     @classmethod
     def create(cls, **flat: Any) -> "Config":

@@ -13,7 +13,6 @@ from fedproc_mpi.config import Config
 from fedproc_mpi.errors import FedprocError, UserError
 from fedproc_mpi.learn.client import Round
 from fedproc_mpi.learn.cohort import assign, sample_cohort
-from fedproc_mpi.learn.evaluation import Evaluator
 from fedproc_mpi.learn.sums import WeightedSums
 from fedproc_mpi.placement.devices import restored_settings
 from fedproc_mpi.progress import Show, setting_up, shower
@@ -27,8 +26,10 @@ _RUNNING = threading.Lock()
 def rounds(rank: Rank, store: RunStore, signals: steps.StopSignals, show: Show) -> None:
     """Rounds first_round … T-1. Collective. Raises TrainingFailed or Stopped, agreed."""
     config, comm, algorithm, state, clients = rank.config, rank.comm, rank.algorithm, rank.state, rank.clients
-    evaluator = Evaluator(clients, rank.trainer.block, comm.rank, comm.client_ranks)
+    evaluator = steps.evaluator(rank, rank.shards.val_set or rank.shards.test_set)
     for t in range(store.first_round, config.rounds):  # Alg. 1 l.4
+        if store.ended_early():
+            break
         clock, r = Clock(), Round(t, config.rounds, len(clients))
         cohort = sample_cohort(len(clients), config.sample_rate, config.seed, t)
         mine = assign(cohort, clients.sizes, comm.client_ranks, rank.speeds.relative())[comm.rank]
@@ -94,8 +95,11 @@ def _run(rank: Rank, signals: steps.StopSignals) -> Result | None:
         steps.start_state(rank, store)
         cpu, wall = time.process_time(), time.perf_counter()
         rounds(rank, store, signals, show)
+        final, best = steps.test_at_the_end(rank, store)
         cpu_share = (time.process_time() - cpu) / max(time.perf_counter() - wall, 1e-9)
         return store.finish(
+            final,
+            best,
             deterministic=rank.config.deterministic,
             ranks=rank.comm.size,
             transport=rank.comm.name,

@@ -131,14 +131,15 @@ def _contiguous(images: Images) -> Images:
     )  # a copy: it may be read-only
 
 
-def load_model(run_dir: str | Path, client: int | None = None) -> Predictor:
+def load_model(run_dir: str | Path, client: int | None = None, best: bool = False) -> Predictor:
     """A run's global model, or one client's own where models are personal; eval mode.
 
+    best: the model of the best round by the validation set, where there was one.
     Of a run that is not finished it is the model of the last checkpoint, and a line on standard error says
     of which round. Raises UserError where there is no such model.
     """
-    saved = read_model(Path(run_dir), client)
-    if not saved.finished:
+    saved = read_model(Path(run_dir), client, best)
+    if not saved.finished and not best:
         total = saved.config.rounds
         complain(f"{run_dir} is not finished: this is the model after round {saved.rounds} of {total}")
     return Predictor(saved).eval()

@@ -19,8 +19,9 @@ Show = Callable[[Mapping[str, Any]], None]
 
 def round_text(line: Mapping[str, Any], rounds: int) -> str:
     """A round's line for people, who count from 1."""
-    accuracy = line.get("accuracy")
+    accuracy, validated = line.get("accuracy"), line.get("val_accuracy")
     shown = "" if accuracy is None else f"  accuracy {100 * accuracy:5.2f} %"
+    shown = shown if validated is None else f"  validation {100 * validated:5.2f} %"
     seconds = f"{line['round_seconds']:.2f} s"
     return f"round {line['round'] + 1}/{rounds}{shown}  loss {line['loss']:.4f}  {seconds}"
 

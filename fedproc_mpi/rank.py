@@ -1,7 +1,6 @@
 """What one rank holds during a run: built and checked from the config, the same on every rank."""
 
 import dataclasses
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,20 +11,21 @@ from fedproc_mpi import algorithms
 from fedproc_mpi.algorithms.base import Algorithm
 from fedproc_mpi.clock import Clock
 from fedproc_mpi.comm import Comm
-from fedproc_mpi.config import Config
+from fedproc_mpi.config import ADAMW_LR, Config
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.identity import require_same
 from fedproc_mpi.learn.client import Tensors, Trainer
 from fedproc_mpi.learn.cohort import Speeds, assign, cohort_size
 from fedproc_mpi.learn.data import Batches, Clients
 from fedproc_mpi.learn.flat import Entry, FlatModel, State
-from fedproc_mpi.learn.models import block_size, build_model, check_norm, embedding_size
+from fedproc_mpi.learn.models import block_size, build_model, check_resnet_options, embedding_size
 from fedproc_mpi.learn.seeds import seed_for
 from fedproc_mpi.placement import devices
 from fedproc_mpi.placement.devices import Placement
 from fedproc_mpi.placement.transport import connect_transport
 from fedproc_mpi.shards import Shards
-from fedproc_mpi.store.files import check_archive
+from fedproc_mpi.store.init import load_init
+from fedproc_mpi.terminal import say
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,10 @@ def set_up(config: Config, comm: Comm) -> Rank:
     config = dataclasses.replace(config, device="cuda" if on_gpu else "cpu")
     with comm.agreed():
         algorithm = algorithms.build(config.algorithm, config.options)
-        lr = config.lr or algorithm.default_lr
+        if config.optimizer not in algorithm.optimizers:
+            known = " or ".join(algorithm.optimizers)
+            raise UserError(f"--optimizer {config.optimizer}: {config.algorithm} is defined for {known}")
+        lr = config.lr or (ADAMW_LR if config.optimizer == "adamw" else algorithm.default_lr)
         config = dataclasses.replace(config, lr=lr, options=algorithm.options())
         shards = _open_shards(config)
     require_same(comm, placement.host, config, shards.fingerprint)
@@ -119,6 +122,10 @@ def _open_shards(config: Config) -> Shards:
                 raise UserError(
                     f"--shards-copy {config.shards_copy} is no copy of {config.shards}; copy it again"
                 )
+    if config.patience and shards.val_set is None:
+        raise UserError(
+            f"--patience needs a validation set, and {config.shards} has none; make it with --val-share"
+        )
     if cohort_size(shards.num_clients, config.sample_rate) < 1:
         raise UserError(
             f"--sample-rate {config.sample_rate} of {shards.num_clients} clients draws none; "
@@ -133,7 +140,8 @@ def _verify(shards: Shards, comm: Comm) -> None:
         ranks = comm.client_ranks
         for client in range(ranks.index(comm.rank), shards.num_clients, len(ranks)):
             shards.client(client)
-    shards.verify_test()
+    for held_out in shards.held_out():
+        held_out.verify()
 
 
 def _trainers(
@@ -141,11 +149,11 @@ def _trainers(
 ) -> dict[str, Trainer]:
     """A trainer per model, by its name; all models give z of one width."""
     names = dict.fromkeys(algorithm.model_of(config, k) for k in range(shards.num_clients))
-    check_norm(names, config.norm)
+    check_resnet_options(names, config.norm, config.stem)
     batches = Batches(shards, config.augment, device)
     # The server's broadcast brings --init to the others.
     init = config.init if algorithm.personal or comm.rank == 0 else ""
-    modules = {name: _build(name, 0, config, shards, init) for name in names}
+    modules = {name: _build(name, 0, config, shards, init, tell=comm.rank == 0) for name in names}
     shape = shards.header.image_shape
     widths = {name: embedding_size(module, shape) for name, module in modules.items()}
     width = next(iter(widths.values()))
@@ -174,25 +182,18 @@ def _first_state(algorithm: Algorithm, trainer: Trainer) -> State:
     return state
 
 
-def _build(name: str, client: int, config: Config, shards: Shards, init: str) -> torch.nn.Module:
-    """A new model with w⁰; personal models are drawn per client. init: a file of weights, or ''."""
+def _build(
+    name: str, client: int, config: Config, shards: Shards, init: str, tell: bool = False
+) -> torch.nn.Module:
+    """A new model with w⁰; personal models are drawn per client. init: a file of weights, or ''.
+
+    tell: say what of the file was taken, where not all was.
+    """
     seed = seed_for(config.seed, "model", client=client)
     shape, classes = shards.header.image_shape, shards.num_classes
-    module = build_model(name, shape, classes, config.normalize_z, seed, config.norm)
+    module = build_model(name, shape, classes, config.normalize_z, seed, config.norm, config.stem)
     if init:
-        _load_init(module, init)
+        told = load_init(module, init, config.init_part)
+        if told and tell:
+            say(f"fedproc_mpi: {told}")
     return module
-
-
-def _load_init(module: torch.nn.Module, path: str) -> None:
-    try:
-        if zipfile.is_zipfile(path):  # as all but files from before torch 1.6 are
-            check_archive(Path(path))
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-        module.load_state_dict(saved.get("state_dict", saved))
-    except Exception as error:  # a foreign file can fail in any way inside torch.load
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"--init {path}: cannot be loaded into this model: {reason}") from error
-    for name, tensor in module.state_dict().items():
-        if not bool(torch.isfinite(tensor).all()):
-            raise UserError(f"--init {path}: {name} holds values that are not finite")

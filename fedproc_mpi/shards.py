@@ -6,6 +6,7 @@
     /train/checksums (m, 32) uint8       SHA-256 of a client's image bytes, then label bytes
     /test/images, /test/labels           the global test set
     /test/client_rows, /test/client_offsets   each client's own test rows (its class mix)
+    /val/…                               the same for the validation set, where there is one
 
 Datasets are contiguous and uncompressed: a rank reads a client with one sequential read. HDF5's
 locking is off (Lustre and NFS often refuse locks): files are opened read-only, and written to a temporary
@@ -57,25 +58,35 @@ class Header:
     bits: int | None = None  # that 16-bit pictures were said to use, of which the upper 8 were kept
 
 
+@dataclass(frozen=True)
+class ToHoldOut:
+    """A held-out set to be written: num samples in pieces, and the rows of it that are each client's own."""
+
+    pieces: Iterable[Piece]
+    num: int
+    client_rows: Sequence[Rows]
+
+
 def write_shards(
     path: Path,
     header: Header,
     sizes: Sequence[int],
     clients: Iterable[Piece],
-    test: Iterable[Piece],
-    num_test: int,
-    client_test_rows: Sequence[Rows],
+    test: ToHoldOut,
+    val: ToHoldOut | None = None,
 ) -> str:
     """Write a shards file; returns its fingerprint.
 
-    clients: in client order, client i with sizes[i] samples, whole or in pieces of its own; test: the
-    test set in pieces; both may be generators, so that one piece at a time is in memory. An interrupted
-    write leaves no file at `path`.
+    clients: in client order, client i with sizes[i] samples, whole or in pieces of its own. These pieces and
+    those of the held-out sets may come from generators, so that one piece at a time is in memory; they are
+    taken in the order clients, test, val. An interrupted write leaves no file at `path`.
     """
+    held_out = {"test": test} | ({"val": val} if val else {})
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     offsets = _offsets(sizes)
-    needed = (int(offsets[-1]) + num_test) * math.prod(header.image_shape)
+    samples = int(offsets[-1]) + sum(part.num for part in held_out.values())
+    needed = samples * math.prod(header.image_shape)
     try:
         with temporary.open(
             "w+b"
@@ -91,14 +102,16 @@ def write_shards(
                 digest.update(np.ascontiguousarray(labels[start:stop], "<u2").data)
                 checksums[i] = np.frombuffer(digest.digest(), np.uint8)
             file["train/offsets"], file["train/checksums"] = offsets, checksums
-            _write_pieces(*_create(file, "test", num_test, header.image_shape), iter(test), 0, num_test)
-            file["test/client_rows"] = np.concatenate([*client_test_rows, []]).astype(np.int64)
-            file["test/client_offsets"] = _offsets([len(rows) for rows in client_test_rows])
+            for name, part in held_out.items():
+                data = _create(file, name, part.num, header.image_shape)
+                _write_pieces(*data, iter(part.pieces), 0, part.num)
+                file[f"{name}/client_rows"] = np.concatenate([*part.client_rows, []]).astype(np.int64)
+                file[f"{name}/client_offsets"] = _offsets([len(rows) for rows in part.client_rows])
             file.attrs["format_version"] = FORMAT_VERSION
             words = {
                 "format": FORMAT,
                 "header": json.dumps(_header_words(header)),
-                "test_checksum": _test_checksum(file),
+                **{f"{name}_checksum": _held_out_checksum(file[name]) for name in held_out},
             }
             for name, text in words.items():
                 file.attrs[name] = np.bytes_(text.encode())
@@ -119,7 +132,6 @@ class Shards:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._verified: tuple[int, int] | None = None
         if not self.path.is_file():
             raise UserError(f"{path}: no such shards file")
         try:
@@ -129,7 +141,7 @@ class Shards:
                 raise UserError(f"{path}: the file is truncated; make it again with data_prep") from error
             raise UserError(f"{path}: cannot be read as HDF5 ({_brief(error)})") from error
         try:
-            with self._readable():
+            with _readable(self.path):
                 self._read_structure()
         except UserError:
             self.close()
@@ -145,13 +157,12 @@ class Shards:
         header: dict[str, Any] = json.loads(_text(self._file, "header"))
         self.header = Header(**{**header, "image_shape": tuple(header["image_shape"])})
         self._images, self._labels = self._file["train/images"], self._file["train/labels"]
-        self._test_images, self._test_labels = self._file["test/images"], self._file["test/labels"]
         self.offsets: Rows = self._file["train/offsets"][:]
         self.fingerprint = _text(self._file, "fingerprint")
-        kinds = [
-            dataset.dtype.kind + str(dataset.dtype.itemsize) for dataset in (self._images, self._test_images)
-        ]
-        if kinds != ["u1", "u1"]:
+        self.test_set = HeldOut(self, "test")
+        self.val_set = HeldOut(self, "val") if "val" in self._file else None
+        datasets = [self._images, self.test_set.images, *([self.val_set.images] if self.val_set else [])]
+        if any(dataset.dtype != np.uint8 for dataset in datasets):
             raise UserError(f"{self.path}: images are not uint8; make it again")
         channels, names = self.header.image_shape[2], self.header.client_names
         numbers = [*self.header.mean, *self.header.std]
@@ -163,7 +174,7 @@ class Shards:
             raise UserError(f"{self.path}: mean and std of the header are not {channels} finite numbers each")
         if min(self.header.std) <= 0 or len(names) not in (0, len(self.offsets) - 1):
             raise UserError(f"{self.path}: the header's std or client names do not fit; make it again")
-        shapes = {self._images.shape[1:], self._test_images.shape[1:]}
+        shapes = {dataset.shape[1:] for dataset in datasets}
         if shapes != {self.header.image_shape}:
             raise UserError(f"{self.path}: images are {shapes}, the header says {self.header.image_shape}")
         if self.fingerprint != _fingerprint(self._file):
@@ -173,8 +184,8 @@ class Shards:
         empty = np.flatnonzero(np.diff(self.offsets) <= 0)
         if len(empty):
             raise UserError(f"{self.path}: {self.client_label(empty[0])} has no samples; partition again")
-        if self.num_test < 1:
-            raise UserError(f"{self.path}: the test set is empty")
+        if not all(map(len, datasets)):
+            raise UserError(f"{self.path}: the test or validation set is empty")
 
     def client_label(self, i: int) -> str:
         """`client_label` of this file's client i."""
@@ -191,11 +202,6 @@ class Shards:
         return len(self.header.class_names)
 
     @property
-    def num_test(self) -> int:
-        """Samples in the global test set."""
-        return len(self._test_images)
-
-    @property
     def sizes(self) -> list[int]:
         """|D_i| of each client."""
         return [int(n) for n in np.diff(self.offsets)]
@@ -205,7 +211,7 @@ class Shards:
 
         Raises UserError, naming the client, when its bytes changed or a label is not a class.
         """
-        with self._readable():
+        with _readable(self.path):
             rows = slice(int(self.offsets[i]), int(self.offsets[i + 1]))
             x_NHWC, y_N = self._images[rows], self._labels[rows]
             who = f"{self.path}: {self.client_label(i)}"
@@ -217,57 +223,25 @@ class Shards:
 
     def client_labels(self, i: int) -> Labels:
         """A client's labels alone, (n,) uint16; they are not verified."""
-        with self._readable():
+        with _readable(self.path):
             return self._labels[int(self.offsets[i]) : int(self.offsets[i + 1])]
 
-    def test(self, start: int, stop: int) -> Piece:
-        """Rows start:stop of the test set. Raises UserError as `verify_test` does, where the file changed."""
-        with self._readable():
-            self._verify_test_if_changed()
-            return self._test_images[start:stop], self._test_labels[start:stop]
+    def held_out(self) -> "list[HeldOut]":
+        """The test set, and the validation set where there is one."""
+        return [self.test_set, *([self.val_set] if self.val_set else [])]
 
-    def client_test_rows(self, i: int) -> Rows:
-        """The rows of the test set that follow client i's own class mix."""
-        with self._readable():
-            self._verify_test_if_changed()
-            start, stop = self._file["test/client_offsets"][i : i + 2]
-            return self._file["test/client_rows"][start:stop]
+    def group(self, name: str) -> Any:
+        """A group of the open file."""
+        return self._file[name]
 
-    def verify_test(self) -> None:
-        """Raise UserError when the test set's bytes changed, or a label or row is out of range."""
-        with self._readable():
-            stamp = self._stamp()
-            if _test_checksum(self._file) != _text(self._file, "test_checksum"):
-                raise UserError(f"{self.path}: test set: checksum mismatch, its data changed; make it again")
-            if int(self._test_labels[:].max()) >= self.num_classes:
-                raise UserError(f"{self.path}: test set: a label outside the {self.num_classes} classes")
-            rows = self._file["test/client_rows"][:]
-            if len(self._file["test/client_offsets"]) != self.num_clients + 1 or (
-                len(rows) and not 0 <= rows.min() <= rows.max() < self.num_test
-            ):
-                raise UserError(f"{self.path}: test/client_rows do not fit the test set")
-            self._verified = stamp
+    def text(self, name: str) -> str:
+        """A text attribute of the open file."""
+        return _text(self._file, name)
 
-    def _verify_test_if_changed(self) -> None:
-        if self._stamp() != self._verified:
-            self.verify_test()
-
-    def _stamp(self) -> tuple[int, int]:
+    def stamp(self) -> tuple[int, int]:
         """Size and time of change of the open file: it may be written over while a run reads it."""
         status = os.fstat(self._file.id.get_vfd_handle())
         return status.st_size, status.st_mtime_ns
-
-    @contextmanager
-    def _readable(self) -> Iterator[None]:
-        """What HDF5 and NumPy raise over a damaged file, as a UserError."""
-        try:
-            yield
-        except UserError:
-            raise
-        except Exception as error:  # a damaged file can fail in any way
-            raise UserError(
-                f"{self.path}: not a whole shards file ({_brief(error)}); make it again"
-            ) from error
 
     def close(self) -> None:
         """Close the file."""
@@ -280,6 +254,69 @@ class Shards:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class HeldOut:
+    """The test set, or the validation set, of an open shards file. `len()` is its number of samples."""
+
+    def __init__(self, shards: Shards, name: str) -> None:
+        """name: test or val."""
+        self.name, self._shards, self._group = name, shards, shards.group(name)
+        self.images, self._labels = self._group["images"], self._group["labels"]
+        self._verified: tuple[int, int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def read(self, start: int, stop: int) -> Piece:
+        """Samples start:stop. Raises UserError as `verify` does, where the file has changed."""
+        with _readable(self._shards.path):
+            self._verify_if_changed()
+            return self.images[start:stop], self._labels[start:stop]
+
+    def labels(self) -> Labels:
+        """All labels, (N,) uint16."""
+        with _readable(self._shards.path):
+            self._verify_if_changed()
+            return self._labels[:]
+
+    def rows(self, client: int) -> Rows:
+        """The rows that are the client's own: in the test set they follow its class mix."""
+        with _readable(self._shards.path):
+            self._verify_if_changed()
+            start, stop = self._group["client_offsets"][client : client + 2]
+            return self._group["client_rows"][start:stop]
+
+    def verify(self) -> None:
+        """Raise UserError when the bytes of the set changed, or a label or row is out of range."""
+        shards, where = self._shards, f"{self._shards.path}: {self.name} set"
+        with _readable(shards.path):
+            stamp = shards.stamp()
+            if _held_out_checksum(self._group) != shards.text(f"{self.name}_checksum"):
+                raise UserError(f"{where}: checksum mismatch, its data changed; make it again")
+            if int(self._labels[:].max()) >= shards.num_classes:
+                raise UserError(f"{where}: a label outside the {shards.num_classes} classes")
+            rows = self._group["client_rows"][:]
+            if len(self._group["client_offsets"]) != shards.num_clients + 1 or (
+                len(rows) and not 0 <= rows.min() <= rows.max() < len(self)
+            ):
+                raise UserError(f"{where}: client_rows do not fit it")
+            self._verified = stamp
+
+    def _verify_if_changed(self) -> None:
+        if self._shards.stamp() != self._verified:
+            self.verify()
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """What HDF5 and NumPy raise over a damaged file, as a UserError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # a damaged file can fail in any way
+        raise UserError(f"{path}: not a whole shards file ({_brief(error)}); make it again") from error
 
 
 def client_label(i: int, names: Sequence[str]) -> str:
@@ -339,10 +376,10 @@ def _checksum(x_NHWC: Images, y_N: Labels) -> bytes:
     return digest.digest()
 
 
-def _test_checksum(file: h5py.File, block: int = 4096) -> str:
+def _held_out_checksum(group: Any, block: int = 4096) -> str:
     digest = hashlib.sha256()
     # A block of large images would be gigabytes, so it is read in steps.
-    images, labels = file["test/images"], file["test/labels"]
+    images, labels = group["images"], group["labels"]
     step = max(1, 2**24 // math.prod(images.shape[1:]))
     for start in range(0, len(images), block):
         stop, one = min(start + block, len(images)), hashlib.sha256()
@@ -350,8 +387,8 @@ def _test_checksum(file: h5py.File, block: int = 4096) -> str:
             one.update(np.ascontiguousarray(images[a : min(a + step, stop)], np.uint8).data)
         one.update(np.ascontiguousarray(labels[start:stop], "<u2").data)
         digest.update(one.digest())
-    for name in ("test/client_rows", "test/client_offsets"):
-        digest.update(np.ascontiguousarray(file[name][:], "<i8").data)
+    for name in ("client_rows", "client_offsets"):
+        digest.update(np.ascontiguousarray(group[name][:], "<i8").data)
     return digest.hexdigest()
 
 
@@ -368,7 +405,8 @@ def _fingerprint(file: h5py.File) -> str:
     digest = hashlib.sha256(_text(file, "header").encode())
     digest.update(np.ascontiguousarray(file["train/offsets"][:], "<i8").data)
     digest.update(file["train/checksums"][:].tobytes())
-    digest.update(_text(file, "test_checksum").encode())
+    for name in ("test", *(["val"] if "val" in file else [])):
+        digest.update(_text(file, f"{name}_checksum").encode())
     return digest.hexdigest()
 
 

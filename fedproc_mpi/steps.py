@@ -17,7 +17,11 @@ from fedproc_mpi.learn.client import Round, Task
 from fedproc_mpi.learn.evaluation import Evaluator, accuracies, add_counts
 from fedproc_mpi.learn.sums import Diverged, WeightedSums
 from fedproc_mpi.rank import Rank
+from fedproc_mpi.shards import HeldOut
+from fedproc_mpi.store.metrics import VALIDATED, best_line
 from fedproc_mpi.store.run import RunStore
+
+MOST_NAMED = 200  # of more clients only the last round's line holds each one's accuracy: lines stay short
 
 
 @dataclass
@@ -160,7 +164,7 @@ def round_line(
     r: Round,
     cohort: Sequence[int],
     reports: Sequence[Report],
-    accuracies: Mapping[str, float] | None,
+    accuracies: Mapping[str, Any] | None,
     metrics: Mapping[str, Any],
     clock: Clock,
 ) -> dict[str, Any]:
@@ -169,13 +173,16 @@ def round_line(
     Of the time that clients took ("train"), the slowest rank's seconds for class means ("prototypes") and
     clients' files ("client_state") are told apart.
     """
+    if accuracies and len(accuracies.get("client_accuracy", ())) > MOST_NAMED and r.t + 1 < r.total:
+        accuracies = {k: v for k, v in accuracies.items() if k != "client_accuracy"}
     slowest, worked = max(reports, key=lambda report: report.total_seconds).seconds, clock.seconds["train"]
     parts = {phase: min(slowest.get(phase, 0.0), worked) for phase in ("prototypes", "client_state")}
     seconds = {**clock.seconds, "train": max(0.0, worked - sum(parts.values())), **parts}
     diverged = excluded(reports)
     return {
         "round": r.t,
-        **(accuracies or {"accuracy": None}),
+        "accuracy": None,
+        **(accuracies or {}),
         **metrics,
         **({"excluded": diverged} if diverged else {}),
         "cohort": list(cohort),
@@ -194,26 +201,61 @@ def stop_where_asked(reports: Sequence[Report], r: Round) -> None:
 
 def evaluate(
     rank: Rank, store: RunStore, evaluator: Evaluator, mine: Sequence[int], t: int
-) -> dict[str, float] | None:
+) -> dict[str, Any] | None:
     """Both views of accuracy (`evaluation.accuracies`), on rank 0; None elsewhere. Collective.
 
     mine: this rank's clients of the round, whose models count where models are personal; after the last
-    round all clients' do. None too where round t is not to be evaluated.
+    round, and where a validation set is used, all clients' do. None too where round t is not to be evaluated.
     """
-    last = t + 1 == rank.config.rounds
-    if not last and (t + 1) % rank.config.eval_every:
+    config, last = rank.config, t + 1 == rank.config.rounds
+    if not last and (t + 1) % config.eval_every:
         return None
+    return measure(rank, store, evaluator, rank.share_of_all() if last or rank.shards.val_set else mine)
+
+
+def measure(
+    rank: Rank, store: RunStore, evaluator: Evaluator, clients: Sequence[int]
+) -> dict[str, Any] | None:
+    """Both views of accuracy of the present model, on rank 0; None elsewhere. Collective.
+
+    clients: those whose models this rank evaluates where models are personal.
+    """
 
     def scores(z_BD: Tensor) -> Tensor | None:
         return rank.algorithm.prototype_scores(z_BD, rank.state.tensors())
 
     if rank.algorithm.personal:
-        evaluated = rank.share_of_all() if last else mine
-        counts = [evaluator.count_personal(store.personal_trainer(k), k, scores) for k in evaluated]
+        count = evaluator.count_personal if evaluator.name == "test" else evaluator.count_own
+        counts = [count(store.personal_trainer(k), k, scores) for k in clients]
     else:
         rank.trainer.model.load(rank.state["model"], rank.state["counters"])
         counts = [evaluator.count(rank.trainer, scores)]
     of_all_ranks = rank.comm.collect(add_counts(counts))
     if of_all_ranks is None:
         return None
-    return accuracies(add_counts(of_all_ranks), rank.shards.num_test, evaluator.own_sizes)
+    prefix = "" if evaluator.name == "test" else f"{evaluator.name}_"
+    return accuracies(add_counts(of_all_ranks), evaluator.sizes, prefix)
+
+
+def evaluator(rank: Rank, held_out: HeldOut) -> Evaluator:
+    """An evaluator on a held-out set."""
+    return Evaluator(rank.clients, held_out, rank.trainer.block, rank.comm.rank, rank.comm.client_ranks)
+
+
+def test_at_the_end(rank: Rank, store: RunStore) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the test set says, once, of the last model, and of the best one by validation. Collective.
+
+    Both empty without a validation set, and on all ranks but rank 0. With one, the best has also its "round"
+    and its validation accuracy.
+    """
+    if rank.shards.val_set is None:
+        return {}, {}
+    on_test, everyone = evaluator(rank, rank.shards.test_set), rank.share_of_all()
+    final = best = measure(rank, store, on_test, everyone)
+    with store.best_model() as there:
+        if there is not None:
+            best = measure(rank, store, on_test, everyone)
+    line = best_line(store.lines)
+    if final is None or best is None or line is None:
+        return {}, {}
+    return final, {**best, "round": line["round"], VALIDATED: line[VALIDATED]}

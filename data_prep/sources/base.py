@@ -18,12 +18,14 @@ Pixels = Callable[[Indices], npt.NDArray[np.uint8]]  # indices → images (n, H,
 class Split:
     """One half of a data set: labels (N,), and images by index.
 
-    sites: for data that is distributed by nature, the client of each sample (N,).
+    sites: for data that is distributed by nature, the client of each sample (N,). groups: of each sample, for
+    samples that must not be torn apart (a patient's); empty: there are none.
     """
 
     labels: npt.NDArray[np.int64]
     images: Pixels
     sites: Indices | None = None
+    groups: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A user's own images: SITE/CLASS/*.png, one client a site, or CLASS/*.png to be partitioned."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -66,24 +66,27 @@ class Folders(Sharding):
                 found = f"class {item.label} is not among those of {self.root}"
                 raise UserError(f"{self.test_root}: {found}; {nearest(item.label, class_names)}")
 
-        def half(pixels: Pixels, wanted: list[Item], rows: Indices) -> Split:
+        def half(pixels: Pixels, wanted: list[Item], rows: Indices, groups: Sequence[str] = ()) -> Split:
             labels = np.array([class_names.index(wanted[i].label) for i in rows], np.int64)
             known = {site: i for i, site in enumerate(site_names)}
             sites = np.array([known.get(wanted[i].site, -1) for i in rows], np.int64)
-            return Split(labels, lambda chosen: pixels(rows[chosen]), sites if site_names else None)
+            own_groups = [groups[i] for i in rows] if groups else []
+            return Split(
+                labels, lambda chosen: pixels(rows[chosen]), sites if site_names else None, own_groups
+            )
 
         pixels, items = self._decode(items)
-        whole = half(pixels, items, np.arange(len(items)))
+        groups = self._groups(items, self.root)
+        whole = half(pixels, items, np.arange(len(items)), groups)
         if self.test_root:
             test_pixels, test_items = self._decode(test_items)
             train, test = whole, half(test_pixels, test_items, np.arange(len(test_items)))
-            both = set(self._groups(items, self.root)) & set(self._groups(test_items, self.test_root))
+            both = set(groups) & set(self._groups(test_items, self.test_root))
             if both:
                 raise UserError(f"--group: {min(both)} is in {self.root} and in {self.test_root}")
         else:
-            groups = self._groups(items, self.root)
             rows = stratified_split(whole.labels, self.test_share, self.seed, whole.sites, groups)
-            train, test = (half(pixels, items, chosen) for chosen in rows)
+            train, test = (half(pixels, items, chosen, groups) for chosen in rows)
         name, shape = self.name or self.root.resolve().name, (self.image_size, self.image_size, self.channels)
         source = Source(
             name, class_names, shape, train, test, site_names, None, passed_over + more, self.bits

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
+import numpy as np
+
 from data_prep import partitions
+from data_prep.heldout import stratified_split
 from data_prep.partitions import Indices
 from data_prep.sources.base import Source
 from fedproc_mpi.errors import UserError
@@ -40,10 +43,15 @@ class Sharding:
     std: int = setting(0, "classes-per-client: each client has ways ± std classes, uniform", low=0)
     shots: int = setting(0, "classes-per-client: samples of each class; 0: an even share of the class", low=0)
     min_samples: int = setting(10, "dirichlet, iid: fewest samples of a client", low=1)
+    val_share: float = setting(
+        0.0, "share of each client's samples held out for validation, by class, whole groups; 0: none", low=0
+    )
     seed: int = setting(0, "seed of all draws; the same seed makes the same file anywhere", low=0)
 
     def __post_init__(self) -> None:
         validate(self)
+        if self.val_share >= 1:
+            raise UserError(f"--val-share {self.val_share} must be below 1")
 
     def load(self) -> Source:
         """The images. Raises UserError where they are not as they should be."""
@@ -79,6 +87,33 @@ class Sharding:
             return f"{kind} {self.ways}±{self.std}{shots}", None, parts
         parts = partitions.dirichlet(labels, self.clients, self.beta, seed, self.min_samples)
         return kind, self.beta, parts
+
+    def hold_out(self, source: Source, parts: list[Indices]) -> tuple[list[Indices], list[Indices]]:
+        """(each client's rows for training, its rows for validation); the latter is [] without --val-share.
+
+        A client's share is drawn from its own rows. UserError where a client would keep none for training.
+        """
+        if not self.val_share:
+            return parts, []
+        rows = np.concatenate(parts)
+        owner_of_row = np.concatenate([np.full(len(part), i) for i, part in enumerate(parts)])
+        groups = [source.train.groups[row] for row in rows] if source.train.groups else []
+        kept, held = stratified_split(
+            source.train.labels[rows], self.val_share, self.seed, owner_of_row, groups, "validation"
+        )
+        train, val = (
+            [np.sort(rows[chosen[owner_of_row[chosen] == i]]) for i in range(len(parts))]
+            for chosen in (kept, held)
+        )
+        if without := [i for i, part in enumerate(train) if not len(part)]:
+            raise UserError(
+                f"--val-share {self.val_share} leaves client {without[0]} nothing to train on; lower it"
+            )
+        if not len(held):
+            raise UserError(
+                f"--val-share {self.val_share} of {len(rows)} samples holds out none; a larger share"
+            )
+        return train, val
 
     def _kind(self, has_sites: bool) -> str:
         return ("natural" if has_sites else "dirichlet") if self.partition == "auto" else self.partition

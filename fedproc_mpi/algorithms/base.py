@@ -32,12 +32,14 @@ class Algorithm:
 
     The defaults are FedAvg: derive, and override what differs. The fields are the algorithm's
     hyperparameters and become flags. personal: there is no global model, each client keeps its own
-    ("model", "counters"). loss_names: the parts that `loss` may return. default_lr: where --lr is not given.
+    ("model", "counters"). loss_names: the parts that `loss` may return. default_lr: of SGD where --lr is not
+    given. optimizers: those that it is defined for.
     """
 
     personal: ClassVar[bool] = False
     loss_names: ClassVar[Sequence[str]] = ("ce",)
     default_lr: ClassVar[float] = DEFAULT_LR
+    optimizers: ClassVar[Sequence[str]] = ("sgd", "adamw")
 
     def __post_init__(self) -> None:
         validate(self)

@@ -147,7 +147,7 @@ class FedProc(Algorithm):
             gpc = loss_gpc(batch.z_BD, batch.y_B, proto_KD, seen_K, self.temperature, twice)
             parts["gpc"] = (alpha, gpc)
         if alpha < 1:
-            parts["ce"] = (1 - alpha, F.cross_entropy(batch.logits_BK, batch.y_B))
+            parts["ce"] = (1 - alpha, task.cross_entropy(batch))
         return parts
 
     def client_update(self, task: Task) -> Update:

@@ -29,6 +29,7 @@ def effective_steps(steps: int, momentum: float) -> float:
 class Scaffold(FedAvg):
     """SCAFFOLD: FedAvg with control variates against client drift, kept by server and clients."""
 
+    optimizers = ("sgd",)  # what a client keeps is computed from steps of SGD
     default_lr = 0.01  # with momentum the variates overshoot at 0.03: the embedded digits diverge
 
     def entries(self, trainer: Trainer) -> dict[str, Entry]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedproc_mpi.clock import Clock
@@ -56,6 +57,16 @@ def weighted_sum(parts: LossParts) -> Tensor:
     """Σ weight·value; a weight of 1 costs no operation."""
     terms = [value if weight == 1 else weight * value for weight, value in parts.values()]
     return functools.reduce(torch.add, terms)
+
+
+def balanced_weights(y_N: Tensor, num_classes: int) -> Tensor:
+    """Weights (K,) by which each class that the labels hold counts the same: N/(held classes · its samples).
+
+    The mean over the samples is 1. A class that is not there has weight 1.
+    """
+    counts_K = torch.bincount(y_N, minlength=num_classes)
+    weights_K = len(y_N) / (int((counts_K > 0).sum()) * counts_K.clamp(min=1))
+    return torch.where(counts_K > 0, weights_K, torch.ones_like(weights_K))
 
 
 def lr_factor(config: Config, t: int) -> float:
@@ -111,7 +122,7 @@ class Trainer:
     def train(
         self, data: ClientData, start: Tensors, t: int, loss: Loss, correct_gradient: GradientHook
     ) -> dict[str, float]:
-        """Train a client's data for E epochs of SGD from the model in `start` ("model", "counters").
+        """Train a client's data for E epochs from the model in `start` ("model", "counters").
 
         Returns the mean of the loss ("total") and of each of its parts over the round's samples.
         """
@@ -128,6 +139,10 @@ class Trainer:
     ) -> dict[str, float]:
         config, model = self.config, self.model
         w_P = model.vector_S[: model.num_params]
+        w_P.grad = model.grad_P
+        adamw = None
+        if config.optimizer == "adamw":  # on the flat vector: one tensor to step
+            adamw = torch.optim.AdamW([w_P], lr=self.lr, weight_decay=config.weight_decay, foreach=False)
         generator = torch_generator(config.seed, "shuffle", t, data.client)
         self._momentum_P.zero_()
         values: dict[str, list[Tensor]] = {}  # per step; read at the end: no GPU waits
@@ -146,7 +161,12 @@ class Trainer:
                 model.grad_P.zero_()
                 total.backward()
                 correct_gradient(model.grad_P, w_P)
-                self._step(w_P)
+                if config.clip_norm:
+                    torch.nn.utils.clip_grad_norm_([w_P], config.clip_norm)
+                if adamw is None:
+                    self._step(w_P)
+                else:
+                    adamw.step()
                 sizes.append(len(y_B))
                 for name, value in [("total", total), *((n, v) for n, (_, v) in parts.items())]:
                     values.setdefault(name, []).append(value.detach())
@@ -191,7 +211,7 @@ class Trainer:
                 )
             for x_BCHW, y_B in batches:
                 z_BD, _ = self.forward(x_BCHW)
-                one_hot_BK = torch.nn.functional.one_hot(y_B, self.num_classes)
+                one_hot_BK = F.one_hot(y_B, self.num_classes)
                 sums_KD += one_hot_BK.to(torch.float64).T @ z_BD.to(torch.float64)
                 counts_K += one_hot_BK.sum(0)
             self.model.vector_S[self.model.num_params :] = buffers[0]
@@ -275,6 +295,19 @@ class Task:
         if of is not None:
             self.model.load(of["model"], of["counters"])
         return self.trainer.class_means(self.data, mode, self.round.t + 1)
+
+    def cross_entropy(self, batch: Batch) -> Tensor:
+        """The classifier's cross-entropy, with --label-smoothing and --class-weights; mean over the batch.
+
+        A mean of weighted samples is divided by their weights, as torch does it.
+        """
+        config, weights_K = self.trainer.config, None
+        if config.class_weights == "balanced":
+            weights_K = self.once(
+                "class weights", lambda: balanced_weights(self.data.y_N, self.trainer.num_classes)
+            )
+        smoothing = config.label_smoothing
+        return F.cross_entropy(batch.logits_BK, batch.y_B, weight=weights_K, label_smoothing=smoothing)
 
     def once(self, name: str, make: Callable[[], T]) -> T:
         """What `make` gives, made at the first call with this name within this task."""

@@ -62,21 +62,26 @@ def simple_cnn(shape: ImageShape, num_classes: int) -> nn.Module:
     return ProjectedModel(_conv_encoder(shape, (6, 16), kernel=5, padding=0), 84, num_classes)
 
 
-def _resnet(depth: str, shape: ImageShape, num_classes: int, norm: str) -> nn.Module:
+def _resnet(depth: str, shape: ImageShape, num_classes: int, norm: str, stem: str) -> nn.Module:
     """torchvision's trunk in the CIFAR form: stem 3×3 stride 1, no maxpool (MOON's code); 28 px and up.
 
-    norm: group puts GroupNorm with 32 groups (Wu & He 2018) where BatchNorm is.
+    norm: group puts GroupNorm with 32 groups (Wu & He 2018) where BatchNorm is. stem: imagenet keeps
+    torchvision's own, 7×7 stride 2 and a maxpool, with which a pretrained stem fits where images have 3
+    channels.
     """
     from torchvision.models import resnet  # takes seconds to import
 
     layer = nn.BatchNorm2d if norm == "batch" else functools.partial(nn.GroupNorm, 32)
     trunk = getattr(resnet, depth)(weights=None, norm_layer=layer)
     width = trunk.fc.in_features
-    trunk.conv1 = nn.Conv2d(shape[2], 64, kernel_size=3, stride=1, padding=1, bias=False)
+    kernel, stride = (7, 2) if stem == "imagenet" else (3, 1)
+    trunk.conv1 = nn.Conv2d(shape[2], 64, kernel, stride=stride, padding=kernel // 2, bias=False)
     nn.init.kaiming_normal_(
         trunk.conv1.weight, mode="fan_out", nonlinearity="relu"
     )  # as the other convolutions
-    trunk.maxpool, trunk.fc = nn.Identity(), nn.Identity()
+    trunk.fc = nn.Identity()
+    if stem != "imagenet":
+        trunk.maxpool = nn.Identity()
     return ProjectedModel(trunk, width, num_classes)
 
 
@@ -93,16 +98,23 @@ def resolve(name: str, shape: ImageShape) -> str:
 
 
 def build_model(
-    name: str, shape: ImageShape, num_classes: int, normalize_z: bool, seed: int, norm: str = "batch"
+    name: str,
+    shape: ImageShape,
+    num_classes: int,
+    normalize_z: bool,
+    seed: int,
+    norm: str = "batch",
+    stem: str = "cifar",
 ) -> nn.Module:
     """A model with the weights that `seed` draws; the caller's random state is left alone.
 
     name: one of MODELS or RESNETS, `auto` (`resolve`), or `module:Class` or `path/to/mine.py:Class`, which is
-    called with (shape, num_classes). norm: batch or group, of the ResNets alone (`check_norm`). Raises
-    UserError for an unknown name, or a model that does not return (z_BD, logits_BK).
+    called with (shape, num_classes). norm: batch or group; stem: cifar or imagenet; both of the ResNets alone
+    (`check_resnet_options`). Raises UserError for an unknown name, or a model that does not return
+    (z_BD, logits_BK).
     """
     name = resolve(name, shape)
-    factory = _factory(name, norm)
+    factory = _factory(name, norm, stem)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = factory(shape, num_classes)
@@ -114,12 +126,13 @@ def build_model(
     return model
 
 
-def check_norm(names: Iterable[str], norm: str) -> None:
-    """Raises UserError where `norm` is asked for and none of the models has such layers of ours."""
-    if norm != "batch" and not set(names) & set(RESNETS):
-        raise UserError(
-            f"--norm {norm} is for {' and '.join(RESNETS)}; {', '.join(names)} has no such layers"
-        )
+def check_resnet_options(names: Iterable[str], norm: str, stem: str) -> None:
+    """Raises UserError where one of them is asked for and none of the models has such layers of ours."""
+    if set(names) & set(RESNETS):
+        return
+    for flag, asked in ((f"--norm {norm}", norm != "batch"), (f"--stem {stem}", stem != "cifar")):
+        if asked:
+            raise UserError(f"{flag} is for {' and '.join(RESNETS)}; {', '.join(names)} has no such layers")
 
 
 def embedding_size(model: nn.Module, shape: ImageShape) -> int:
@@ -152,9 +165,9 @@ def has_batchnorm(model: nn.Module) -> bool:
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 
-def _factory(name: str, norm: str) -> Factory:
+def _factory(name: str, norm: str, stem: str) -> Factory:
     if name in RESNETS:
-        return lambda shape, num_classes: _resnet(name, shape, num_classes, norm)
+        return lambda shape, num_classes: _resnet(name, shape, num_classes, norm, stem)
     if ":" in name:
         return _import_model(name)
     if name not in MODELS:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedproc_mpi.errors import UserError, reason
-from fedproc_mpi.store.files import CHECKPOINT, PREVIOUS, read_tensors, save_tensors, sync_names
+from fedproc_mpi.store.files import BEST, CHECKPOINT, PREVIOUS, read_tensors, save_tensors, sync_names
 from fedproc_mpi.terminal import say
 
 
@@ -43,6 +43,13 @@ def save(
         sync_names(run_dir)
     except OSError as error:
         raise UserError(f"cannot save {run_dir / CHECKPOINT}: {reason(error)}") from error
+
+
+def save_best(run_dir: Path, rounds: int, state: Mapping[str, Tensor], versions: Sequence[int]) -> None:
+    """best.pt: the model after so many rounds, as a checkpoint without lines. UserError where that fails."""
+    tensors = {name: tensor.cpu().clone() for name, tensor in state.items()}
+    value = {"next_round": rounds, "state": tensors, "client_versions": list(versions)}
+    save_tensors(value, run_dir / BEST)
 
 
 def load(run_dir: Path, check: Callable[[Sequence[int]], None]) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ import torch
 from fedproc_mpi.errors import UserError, reason
 
 CONFIG, METRICS, SUMMARY, MODEL = "config.json", "metrics.jsonl", "summary.json", "model.pt"
-CHECKPOINT, PREVIOUS = "checkpoint.pt", "checkpoint.prev.pt"
+CHECKPOINT, PREVIOUS, BEST = "checkpoint.pt", "checkpoint.prev.pt", "best.pt"
 
 
 @contextmanager

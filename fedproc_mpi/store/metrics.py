@@ -10,6 +10,8 @@ from fedproc_mpi.config import Config, read_json
 from fedproc_mpi.errors import UserError, reason
 from fedproc_mpi.store.files import METRICS, SUMMARY
 
+VALIDATED = "val_accuracy"  # by which the best model is chosen
+
 
 def text(line: Mapping[str, Any]) -> str:
     """A line of metrics.jsonl as it is written."""
@@ -40,31 +42,62 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def summarise(config: Config, lines: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What summary.json holds, from the rounds' lines and more facts."""
+def best_line(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The first line with the highest validation accuracy; None where none has any."""
+    validated = [line for line in lines if line.get(VALIDATED) is not None]
+    return max(validated, key=lambda line: float(line[VALIDATED]), default=None)
+
+
+def rounds_since_best(lines: Sequence[Mapping[str, Any]]) -> int:
+    """How many rounds ago the validation accuracy was at its best."""
+    best = best_line(lines)
+    return 0 if best is None else int(lines[-1]["round"] - best["round"])
+
+
+def summarise(
+    config: Config,
+    lines: Sequence[Mapping[str, Any]],
+    final: Mapping[str, Any],
+    best: Mapping[str, Any],
+    facts: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What summary.json holds, from the rounds' lines and more facts.
+
+    final, best: what the test set says of the last model, and of the best one by validation; both empty
+    without a validation set. The best accuracy is then the highest that the test set gave in any round.
+    """
     seconds: dict[str, float] = {}
     for line in lines:
         for phase, value in line["seconds"].items():
             seconds[phase] = seconds.get(phase, 0.0) + value
-    # Personal models are those of the round's cohort, at the end all: only like is compared with like.
-    last = lines[-1]
-    accuracies = [
-        line["accuracy"]
-        for line in lines
-        if line.get("accuracy") is not None and line.get("clients_evaluated") == last.get("clients_evaluated")
-    ]
+    last = final or lines[-1]
+    if best:
+        chosen = {f"best_{k}": best[k] for k in ("round", "accuracy", "balanced_accuracy", VALIDATED)}
+    else:
+        # Personal models are those of the round's cohort, at the end all: only like is compared with like.
+        like = [
+            line
+            for line in lines
+            if line.get("accuracy") is not None
+            and line.get("clients_evaluated") == last.get("clients_evaluated")
+        ]
+        highest = max(like, key=lambda line: float(line["accuracy"]), default=last)
+        chosen = {"best_round": highest.get("round"), "best_accuracy": highest["accuracy"]}
     return {
         "algorithm": config.algorithm,
-        "rounds": config.rounds,
-        "final_accuracy": accuracies[-1],
-        "best_accuracy": max(accuracies),
-        **{
-            k: v for k, v in last.items() if k == "clients_evaluated" or ("accuracy" in k and k != "accuracy")
-        },
+        "rounds": len(lines),
+        "final_accuracy": last["accuracy"],
+        **chosen,
+        "best_chosen_on": "validation" if best else "test",
+        **{k: v for k, v in last.items() if k in ("clients_evaluated", "class_recall") or _is_accuracy(k)},
         **facts,
         "total_seconds": round(sum(line["round_seconds"] for line in lines), 3),
         "seconds": {phase: round(value, 3) for phase, value in seconds.items()},
     }
+
+
+def _is_accuracy(key: str) -> bool:
+    return "accuracy" in key and key != "accuracy"
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:

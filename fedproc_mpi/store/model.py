@@ -15,7 +15,7 @@ from fedproc_mpi.flags import nearest
 from fedproc_mpi.learn.flat import FlatModel, list_sha256, tensors_sha256
 from fedproc_mpi.learn.models import build_model
 from fedproc_mpi.store.clients import NONE, read_client
-from fedproc_mpi.store.files import CHECKPOINT, CONFIG, MODEL, PREVIOUS, read_tensors, save_tensors
+from fedproc_mpi.store.files import BEST, CHECKPOINT, CONFIG, MODEL, PREVIOUS, read_tensors, save_tensors
 
 Tensors = Mapping[str, Tensor]
 
@@ -88,14 +88,18 @@ def find_client(data: Mapping[str, Any], text: str) -> int | None:
     raise UserError(f"--client {text}: no such client; {known}")
 
 
-def read_model(run_dir: Path, client: int | None) -> SavedModel:
+def read_model(run_dir: Path, client: int | None, best: bool = False) -> SavedModel:
     """A run's final model, or that of its last checkpoint where it is not finished; on the CPU.
 
+    best: that of the best round by validation instead.
     Raises UserError where there is no such model.
     """
     config, record = read_config(run_dir)
     finished = (run_dir / MODEL).is_file()
-    saved = _read_final(run_dir / MODEL) if finished else _read_checkpoint(run_dir, config)
+    if finished and not best:
+        saved = _read_final(run_dir / MODEL)
+    else:
+        saved = _read_unfinished(run_dir, config, [BEST] if best else [CHECKPOINT, PREVIOUS])
     data, kinds = record["data"], saved.get("client_models")
     if kinds is None and client is not None:
         raise UserError(f"{run_dir}: all clients share one model; leave the client away")
@@ -107,7 +111,7 @@ def read_model(run_dir: Path, client: int | None) -> SavedModel:
         )
     kind = config.model if kinds is None or client is None else kinds[client]
     shape, classes = tuple(data["image_shape"]), len(data["class_names"])
-    module = build_model(kind, shape, classes, config.normalize_z, 0, config.norm)
+    module = build_model(kind, shape, classes, config.normalize_z, 0, config.norm, config.stem)
     # Flat, as the run had it: the same memory format gives the same last bits.
     flat = FlatModel(module, config.channels_last)
     if client is not None:
@@ -132,11 +136,19 @@ def _read_final(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def _read_checkpoint(run_dir: Path, config: Config) -> dict[str, Any]:
-    """The same of the newest whole checkpoint, with the rounds that it comes after."""
-    for name in (CHECKPOINT, PREVIOUS):
-        with suppress(Exception):  # missing, or damaged in any way
-            saved = read_tensors(run_dir / name)
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """What a checkpoint, or best.pt, holds. UserError where it cannot be read."""
+    try:
+        return dict(read_tensors(path))
+    except Exception as error:  # a damaged file can fail in any way
+        raise UserError(f"{path} cannot be read ({type(error).__name__}: {error})") from error
+
+
+def _read_unfinished(run_dir: Path, config: Config, names: Sequence[str]) -> dict[str, Any]:
+    """The first whole one of these checkpoints (best.pt is one) as model.pt would hold it, and its round."""
+    for name in names:
+        with suppress(UserError):  # missing, or damaged
+            saved = read_checkpoint(run_dir / name)
             found = {**saved["state"], "client_versions": saved["client_versions"]}
             found["rounds"] = saved["next_round"]
             algorithm = algorithms.build(config.algorithm, config.options)
@@ -144,4 +156,6 @@ def _read_checkpoint(run_dir: Path, config: Config) -> dict[str, Any]:
                 clients = range(len(saved["client_versions"]))
                 found["client_models"] = [algorithm.model_of(config, k) for k in clients]
             return found
+    if BEST in names:
+        raise UserError(f"{run_dir}: no whole {BEST}; runs on shards with a validation set have one")
     raise UserError(f"{run_dir}: no {MODEL} and no whole checkpoint yet; the run has only begun")

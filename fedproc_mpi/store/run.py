@@ -1,5 +1,7 @@
 """The one owner of what a run leaves: opened at its start, saved to once a round, finished at its end."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,17 @@ from fedproc_mpi.learn.client import Trainer
 from fedproc_mpi.rank import Rank
 from fedproc_mpi.store import checkpoint, metrics
 from fedproc_mpi.store.clients import NONE, ClientFiles, verify_clients
-from fedproc_mpi.store.files import METRICS, SUMMARY, save_json, save_text
+from fedproc_mpi.store.files import BEST, METRICS, SUMMARY, save_json, save_text
 from fedproc_mpi.store.lock import RunLock
-from fedproc_mpi.store.model import hashes_over_clients, model_hashes, save_model, save_personal
+from fedproc_mpi.store.model import (
+    hashes_over_clients,
+    model_hashes,
+    read_checkpoint,
+    save_model,
+    save_personal,
+)
 from fedproc_mpi.store.rundir import open_run_dir
+from fedproc_mpi.terminal import say
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,7 @@ class RunStore:
         """
         self._rank, self.lines = rank, list[dict[str, Any]]()
         self._lock: RunLock | None = None
+        self._best_versions: list[int] = []
         opened: tuple[Path, bool, int, list[list[int]]] | None = None
         with rank.comm.agreed():
             if rank.comm.rank == 0:
@@ -53,7 +63,7 @@ class RunStore:
         self.clients = ClientFiles(self.run_dir, versions, rank.device, room, rank.first_kept, rank.clock)
         if rank.comm.rank == 0 and not self.finished:
             self.clients.scan()
-            self.clients.collect_garbage(self._kept_versions)
+            self.clients.collect_garbage([*self._kept_versions, self._best_versions])
 
     def _open(self) -> tuple[Path, bool, int, list[list[int]]]:
         """The directory, whether the run is finished, its first round, the checkpoints' client versions."""
@@ -74,6 +84,8 @@ class RunStore:
             return run_dir, False, 0, []
         for name, tensor in saved["state"].items():
             rank.state[name].copy_(tensor)
+        if (run_dir / BEST).exists():
+            self._best_versions = read_checkpoint(run_dir / BEST)["client_versions"]
         return run_dir, False, saved["next_round"], [saved["client_versions"], *saved["earlier_versions"]]
 
     def save(self, line: dict[str, Any], stopping: bool) -> dict[str, Any]:
@@ -86,16 +98,59 @@ class RunStore:
         self._lock.check()
         self.lines.append(line)
         config, done, clock = self._rank.config, line["round"] + 1, Clock()
-        if stopping or done == config.rounds or done % config.checkpoint_every == 0:
-            versions = list(self.clients.versions)
-            checkpoint.save(self.run_dir, done, self._rank.state.tensors(), versions, self.lines)
+        versions, state = list(self.clients.versions), self._rank.state.tensors()
+        if metrics.best_line(self.lines) is line:
+            checkpoint.save_best(self.run_dir, done, state, versions)
+            self._best_versions = versions
+        ended_early = self._out_of_patience() and done < config.rounds
+        if ended_early:
+            say(
+                f"fedproc_mpi: the validation accuracy was not better for {config.patience} rounds: the run "
+                f"ends after round {done} of {config.rounds}"
+            )
+        ending = stopping or done == config.rounds or ended_early
+        if ending or done % config.checkpoint_every == 0:
+            checkpoint.save(self.run_dir, done, state, versions, self.lines)
             self._kept_versions, self._saved = [versions, *self._kept_versions][:2], done
         clock.mark("checkpoint")
         line["seconds"]["checkpoint"] = round(clock.total, 4)
         line["round_seconds"] = round(line["round_seconds"] + clock.total, 4)
         metrics.append_line(self.run_dir, line)
-        self.clients.collect_garbage(self._kept_versions)
+        self.clients.collect_garbage([*self._kept_versions, self._best_versions])
         return line
+
+    def ended_early(self) -> bool:
+        """Whether --patience has ended the run. Collective."""
+        return self._rank.config.patience > 0 and self._rank.comm.share(self._out_of_patience())
+
+    def _out_of_patience(self) -> bool:
+        patience = self._rank.config.patience
+        return patience > 0 and metrics.rounds_since_best(self.lines) >= patience
+
+    @contextmanager
+    def best_model(self) -> Iterator[Mapping[str, Any] | None]:
+        """In a `with` block the model of the best round by validation is the present one. Collective.
+
+        Gives that round's line, or None where no other round than the last was the best; on the other ranks
+        the same without the line's content.
+        """
+        rank, line, saved = self._rank, metrics.best_line(self.lines), None
+        with rank.comm.agreed():
+            if line is not None and line is not self.lines[-1]:
+                saved = read_checkpoint(self.run_dir / BEST)
+        there = rank.comm.share({"versions": saved["client_versions"]} if saved else {})
+        if not there:
+            yield None
+            return
+        last, versions = rank.state.buffer.clone(), list(self.clients.versions)
+        if saved is not None:
+            for name, tensor in saved["state"].items():
+                rank.state[name].copy_(tensor)
+        rank.comm.broadcast(rank.state.buffer)
+        self.clients.versions = there["versions"]
+        yield line or {}
+        rank.state.buffer.copy_(last)
+        self.clients.versions = versions
 
     def saved_so_far(self) -> str:
         """What of the run would be left if it ended now, for people; '' but on rank 0."""
@@ -106,15 +161,18 @@ class RunStore:
         done = f"{self._saved} of {self._rank.config.rounds} rounds"
         return f"saved in {self.run_dir}: {done}; --resume goes on"
 
-    def finish(self, **facts: Any) -> Result | None:
-        """Write model.pt and summary.json; the result on rank 0. Collective."""
+    def finish(self, final: Mapping[str, Any], best: Mapping[str, Any], **facts: Any) -> Result | None:
+        """Write model.pt and summary.json; the result on rank 0. Collective.
+
+        final, best: as for `metrics.summarise`.
+        """
         hashes = self._save_personal_models() if self._rank.algorithm.personal else self._save_model()
         if hashes is None:
             return None
         model_sha256, weights_sha256 = hashes
         facts |= {"model_sha256": model_sha256, "weights_sha256": weights_sha256}
         facts |= {"resumed_at_round": self.first_round or None}
-        summary = metrics.summarise(self._rank.config, self.lines, facts)
+        summary = metrics.summarise(self._rank.config, self.lines, final, best, facts)
         save_json(summary, self.run_dir / SUMMARY)
         return Result(self.run_dir, summary, self.lines)
 

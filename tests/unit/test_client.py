@@ -1,5 +1,6 @@
 """Local training and class means against numbers and against torch's own optimizer."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 
 from fedproc_mpi.config import Config
 from fedproc_mpi.errors import UserError
-from fedproc_mpi.learn.client import Batch, Trainer, lr_factor
+from fedproc_mpi.learn.client import Batch, Round, Task, Trainer, balanced_weights, lr_factor
 from fedproc_mpi.learn.data import Batches, ClientData, Clients, Normalise, cuts
 from fedproc_mpi.learn.flat import FlatModel
 from fedproc_mpi.learn.models import build_model
@@ -119,30 +120,72 @@ def test_cuts() -> None:
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_training_is_what_torch_sgd_does(shards: Path, channels_last: bool) -> None:
-    """The flat optimizer against torch.optim.SGD with the same batches, on real digits."""
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"clip_norm": 0.5}, {"optimizer": "adamw", "lr": 0.001}, {"optimizer": "adamw", "clip_norm": 0.5}],
+)
+def test_training_is_what_torchs_optimizers_do(shards: Path, channels_last: bool, options: dict) -> None:
+    """The flat optimizers against torch.optim's on the model's tensors, same batches, on real digits."""
     with Shards(shards) as file:
         shape, classes = file.header.image_shape, file.num_classes
-        config = Config.create(rounds=1, local_epochs=2, lr=0.02, weight_decay=1e-3)
+        settings = {"lr": 0.02, **options}
+        config = Config.create(rounds=1, local_epochs=2, weight_decay=1e-3, **settings)
         device = torch.device("cpu")
         data = Clients(file, device, channels_last, 10**9)[0]
         batches = Batches(file, "none", device)
         model = FlatModel(build_model("small-cnn", shape, classes, False, 7), channels_last)
         trainer = Trainer(config, model, batches, classes, 256)
-        trainer.train(data, start_of(trainer), 3, cross_entropy, keep)
+        start = start_of(trainer)
+        for _ in range(2):  # what an optimizer remembers does not go on to the next client
+            trainer.train(data, start, 3, cross_entropy, keep)
 
         reference = build_model("small-cnn", shape, classes, False, 7)
-        optimizer = torch.optim.SGD(reference.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-3)
+        kind = torch.optim.AdamW if "optimizer" in options else torch.optim.SGD
+        more = {} if "optimizer" in options else {"momentum": 0.9}
+        optimizer = kind(reference.parameters(), lr=settings["lr"], weight_decay=1e-3, **more)
         generator = torch_generator(config.seed, "shuffle", 3, 0)
+        longest = 0.0
         for _ in range(2):
             for x_BCHW, y_B in batches.epoch(data, config.batch_size, generator, False, 1):
                 optimizer.zero_grad()
                 F.cross_entropy(reference(x_BCHW)[1], y_B).backward()
+                if "clip_norm" in options:
+                    norm = torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.5)
+                    longest = max(longest, float(norm))
                 optimizer.step()
+    assert longest == 0 or longest > 0.5  # there was something to clip
     trained = model.module.state_dict()
     assert list(trained) == list(reference.state_dict())
+    untrained = build_model("small-cnn", shape, classes, False, 7).state_dict()
     for name, tensor in reference.state_dict().items():
-        torch.testing.assert_close(trained[name], tensor, rtol=2e-4, atol=2e-5)
+        if "optimizer" in options:  # Adam divides by a gradient's size: where that is all but 0, by noise
+            way = (tensor - untrained[name]).norm()
+            assert (trained[name] - tensor).norm() < 5e-3 * way
+        else:
+            torch.testing.assert_close(trained[name], tensor, rtol=2e-4, atol=5e-5)
+
+
+def test_cross_entropy_with_smoothing_and_class_weights() -> None:
+    """Two samples of class 0 and one of class 2, three classes; numbers by hand."""
+    y_N = torch.tensor([0, 0, 2])
+    # 3 samples, 2 classes held: 3/(2·2), and 3/(2·1); class 1 is not there
+    assert balanced_weights(y_N, 3).tolist() == [0.75, 1.0, 1.5]
+    logits_BK = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, math.log(2)]])
+    batch = Batch(torch.zeros(3, 1, 1, 2), y_N, torch.zeros(3, 2), logits_BK)
+    # -log p of each label: log 3, log 3, log 2 (p = 2/4)
+    plain = (2 * math.log(3) + math.log(2)) / 3
+    weighted = (2 * 0.75 * math.log(3) + 1.5 * math.log(2)) / (2 * 0.75 + 1.5)
+    # smoothing 0.3: 0.7 of the above, and 0.1 of -log p of every class, the third's: log 4, log 4, log 2
+    smoothed = 0.7 * plain + 0.1 * (2 * 3 * math.log(3) + 2 * math.log(4) + math.log(2)) / 3
+    for options, right in (
+        ({}, plain),
+        ({"class_weights": "balanced"}, weighted),
+        ({"label_smoothing": 0.3}, smoothed),
+    ):
+        trainer = trainer_of(Identity2(), **options)
+        data = ClientData(0, torch.zeros(3, 1, 1, 2, dtype=torch.uint8), y_N)
+        task = Task(data, {}, {}, Round(0, 1), trainer)
+        assert float(task.cross_entropy(batch)) == pytest.approx(right)
 
 
 def test_a_flat_model_is_views_all_the_way() -> None:

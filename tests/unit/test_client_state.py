@@ -10,7 +10,7 @@ import torch
 
 from fedproc_mpi import Config, TrainingFailed, UserError, load_model, run
 from fedproc_mpi.__main__ import main
-from fedproc_mpi.learn.evaluation import accuracies, add_counts, worst_decile
+from fedproc_mpi.learn.evaluation import Counts, Sizes, accuracies, add_counts, worst_decile
 from fedproc_mpi.shards import Shards
 from fedproc_mpi.store import checkpoint
 from fedproc_mpi.store.checkpoint import versions_of
@@ -217,16 +217,27 @@ def test_a_diverged_client_is_left_out_and_keeps_its_old_state(
 
 
 def test_accuracies_from_counts() -> None:
-    # Two ranks counted 30 + 20 of 100 test samples; clients have 10, 20, 0 own rows.
-    ranks = [
-        {"head": {"test": {-1: 30}, "own": {0: 4, 1: 6}}, "prototype": {"test": {-1: 5}, "own": {}}},
-        {"head": {"test": {-1: 20}, "own": {1: 12}}, "prototype": {"test": {-1: 5}, "own": {0: 10}}},
+    # Two ranks counted 30 + 20 of 100 test samples, of three classes with 60, 40 and 0; clients have 10, 20
+    # and 0 own rows.
+    ranks: list[Counts] = [
+        {
+            "head": {"all": {-1: [20, 10, 0]}, "own": {0: [4], 1: [6]}},
+            "prototype": {"all": {-1: [5, 0, 0]}, "own": {}},
+        },
+        {
+            "head": {"all": {-1: [10, 10, 0]}, "own": {1: [12]}},
+            "prototype": {"all": {-1: [0, 5, 0]}, "own": {0: [10]}},
+        },
     ]
-    found = accuracies(add_counts(ranks), 100, [10, 20, 0])
+    sizes = Sizes([60, 40, 0], [10, 20, 0], ["East", "West", "North"])
+    found = accuracies(add_counts(ranks), sizes)
     # clients: 4/10 and 18/20; mean 0.65, std 0.25; by prototype 1 and 0
+    assert found.pop("client_accuracy") == {"East": 0.4, "West": 0.9}
+    assert found.pop("class_recall") == [0.5, 0.5, None]  # 30 of 60, 20 of 40
     assert found == pytest.approx(
         {
             "accuracy": 0.5,
+            "balanced_accuracy": 0.5,
             "client_accuracy_mean": 0.65,
             "client_accuracy_std": 0.25,
             "client_accuracy_worst_decile": 0.4,
@@ -236,15 +247,32 @@ def test_accuracies_from_counts() -> None:
             "client_prototype_accuracy_worst_decile": 0.0,
         }
     )
-    personal = accuracies({"head": {"test": {0: 40, 2: 60}, "own": {0: 5, 2: 0}}}, 100, [10, 20, 0])
+    counts: Counts = {"head": {"all": {0: [30, 10, 0], 2: [60, 0, 0]}, "own": {0: [5], 2: [0]}}}
+    personal = accuracies(counts, sizes)
+    assert personal.pop("client_accuracy") == {"East": 0.5}
+    assert personal.pop("class_recall") == [0.75, 0.125, None]  # (30/60 + 60/60)/2, (10/40 + 0)/2
     assert personal == pytest.approx(
         {
             "accuracy": 0.5,
             "accuracy_std": 0.1,
+            "balanced_accuracy": 0.4375,
             "clients_evaluated": 2,
             "client_accuracy_mean": 0.5,
             "client_accuracy_std": 0.0,
             "client_accuracy_worst_decile": 0.5,
+        }
+    )
+    # Where only the clients' own rows were counted: 1/10 and 10/20
+    own = accuracies({"head": {"own": {0: [1], 1: [10]}}}, sizes, "val_")
+    assert own.pop("client_val_accuracy") == {"East": 0.1, "West": 0.5}
+    assert own == pytest.approx(
+        {
+            "val_accuracy": 0.3,
+            "val_accuracy_std": 0.2,
+            "val_clients_evaluated": 2,
+            "client_val_accuracy_mean": 0.3,
+            "client_val_accuracy_std": 0.2,
+            "client_val_accuracy_worst_decile": 0.1,
         }
     )
 
@@ -256,7 +284,7 @@ def test_worst_decile_is_the_mean_of_the_lowest_tenth() -> None:
 
 
 def predict(run_dir: Path, shards: Shards, client: int | None = None) -> np.ndarray:
-    images, _ = shards.test(0, shards.num_test)
+    images, _ = shards.test_set.read(0, len(shards.test_set))
     with torch.no_grad():
         logits = load_model(run_dir, client)(torch.from_numpy(images).permute(0, 3, 1, 2))
     return logits.argmax(1).numpy()
@@ -264,7 +292,7 @@ def predict(run_dir: Path, shards: Shards, client: int | None = None) -> np.ndar
 
 def by_prototype(run_dir: Path, shards: Shards, distance: str, client: int | None = None) -> np.ndarray:
     """Classes by the nearest prototype, in numpy."""
-    images, _ = shards.test(0, shards.num_test)
+    images, _ = shards.test_set.read(0, len(shards.test_set))
     model = load_model(run_dir, client)
     assert model.prototypes_KD is not None
     proto_KD = model.prototypes_KD.numpy()
@@ -279,8 +307,8 @@ def by_prototype(run_dir: Path, shards: Shards, distance: str, client: int | Non
 def test_accuracies_by_prototype_agree_with_the_loaded_models(shards: Path, tmp_path: Path) -> None:
     small = {**SMALL, "shards": str(shards), "sample_rate": 1.0, "local_epochs": 3}
     with Shards(shards) as file:
-        _, labels = file.test(0, file.num_test)
-        rows = [file.client_test_rows(k) for k in range(5)]
+        _, labels = file.test_set.read(0, len(file.test_set))
+        rows = [file.test_set.rows(k) for k in range(5)]
         for name, distance, clients in (("fedproc", "cosine", [None]), ("fedproto", "euclid", range(5))):
             result = run(Config.create(algorithm=name, run_dir=str(tmp_path / name), **small))
             assert result is not None
@@ -295,8 +323,8 @@ def test_both_views_agree_with_the_loaded_models(shards: Path, tmp_path: Path) -
     more = {"shards": str(shards), "rounds": 8, "eval_every": 3, "local_epochs": 3}
     small = {**SMALL, **more}
     with Shards(shards) as file:
-        _, labels = file.test(0, file.num_test)
-        rows = [file.client_test_rows(k) for k in range(5)]
+        _, labels = file.test_set.read(0, len(file.test_set))
+        rows = [file.test_set.rows(k) for k in range(5)]
         run(Config.create(algorithm="fedproc", run_dir=str(tmp_path / "one"), **small))
         summary = json.loads((tmp_path / "one" / "summary.json").read_text())
         right = predict(tmp_path / "one", file) == labels

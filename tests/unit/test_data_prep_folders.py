@@ -47,7 +47,7 @@ def test_halves_are_no_sites(
     if not inside:
         root, test = where / halves[0], where / halves[-1]
         with make(tmp_path, "folders", "--root", root, "--test-root", test, *SMALL, "--clients", 2) as shards:
-            assert (sum(shards.sizes), shards.num_test) == (24, 24)
+            assert (sum(shards.sizes), len(shards.test_set)) == (24, 24)
             assert shards.header.class_names == ["NORMAL", "PNEUMONIA"]
 
 
@@ -100,7 +100,7 @@ def test_a_class_of_foreign_files_and_dangling_links(
     assert "gone0.png (No such file or directory)" in said
     capsys.readouterr()
     with make(tmp_path, "folders", "--root", root, *SMALL, "--clients", 2, "--skip-broken") as shards:
-        assert sum(shards.sizes) + shards.num_test == 24
+        assert sum(shards.sizes) + len(shards.test_set) == 24
     assert "skipped 2 of 26 images" in capsys.readouterr().out
 
 
@@ -182,7 +182,7 @@ def test_no_patient_is_on_both_sides(tmp_path: Path) -> None:
         flags = ("--image-size", 9, "--channels", 1, "--clients", 2, "--group", rule)
         with make(tmp_path / str(len(made)), "folders", "--root", tmp_path / "own", *flags) as shards:
             train = {int(x[0, 0, 0]) for i in range(2) for x in shards.client(i)[0]}
-            x_test, y_test = shards.test(0, shards.num_test)
+            x_test, y_test = shards.test_set.read(0, len(shards.test_set))
             test = {int(x[0, 0, 0]) for x in x_test}
             made.append(np.bincount(y_test).tolist())
         assert not train & test

@@ -223,7 +223,7 @@ def test_verify_names_what_is_wrong(digits_file, tmp_path, capsys, what, words):
 
 
 def test_pieces_and_whole_clients_make_the_same_file(tmp_path):
-    from fedproc_mpi.shards import Header, write_shards
+    from fedproc_mpi.shards import Header, ToHoldOut, write_shards
 
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 256, (30, 4, 4, 1)).astype(np.uint8), (np.arange(30) % 2).astype(np.uint16)
@@ -232,7 +232,7 @@ def test_pieces_and_whole_clients_make_the_same_file(tmp_path):
     whole = [(x[:20], y[:20]), (x[20:], y[20:])]
     pieces = [(x[a:b], y[a:b]) for a, b in ((0, 7), (7, 20), (20, 21), (21, 30))]
     prints = [
-        write_shards(tmp_path / f"{i}.h5", header, [20, 10], clients, [(x[:5], y[:5])], 5, rows)
+        write_shards(tmp_path / f"{i}.h5", header, [20, 10], clients, ToHoldOut([(x[:5], y[:5])], 5, rows))
         for i, clients in enumerate((whole, pieces))
     ]
     assert prints[0] == prints[1]

@@ -56,7 +56,7 @@ def test_digits_content_is_a_function_of_the_seed_alone(tmp_path):
         with make(tmp_path / place, "digits") as shards:
             assert shards.fingerprint == DIGITS_FINGERPRINT
             assert sum(shards.sizes) == 1438
-            assert shards.num_test == 359
+            assert len(shards.test_set) == 359
     first = (tmp_path / "a/out/shards.h5").read_bytes()
     assert first == (tmp_path / "b/out/shards.h5").read_bytes()
     with make(tmp_path / "c", "digits", "--seed", 1) as shards:
@@ -127,7 +127,7 @@ def test_cifar_batches(tmp_path, name):
         assert x.shape == (n, 32, 32, 3)
         assert x[:, 5, 7].tolist() == [[i, i + 100, i] for i in range(n)]
         assert y.tolist() == [i % 2 for i in range(n)]
-        x_test, y_test = shards.test(0, 10)
+        x_test, y_test = shards.test_set.read(0, 10)
         assert x_test[:, 0, 0, 0].tolist() == list(range(n, n + 10))
         assert y_test.tolist() == [0, 1] * 5
 
@@ -185,7 +185,7 @@ def test_mnist_idx(tmp_path, packed):
         assert x.shape == (20, 28, 28, 1)
         assert x[1, 0, :3, 0].tolist() == [784 % 256, 785 % 256, 786 % 256]
         assert y[:12].tolist() == [*range(10), 0, 1]
-        assert shards.num_test == 5
+        assert len(shards.test_set) == 5
 
 
 def test_a_truncated_idx_file(capsys, tmp_path):
@@ -219,7 +219,7 @@ def test_npz(tmp_path, shape, save):
         wanted = np.concatenate([arrays["x_train"][arrays["y_train"] == k] for k in (0, 1)])
         assert y.tolist() == [0] * 20 + [1] * 20
         assert sorted(map(bytes, x)) == sorted(map(bytes, wanted))
-        assert shards.test(0, 10)[0].tobytes() == np.ascontiguousarray(arrays["x_test"]).tobytes()
+        assert shards.test_set.read(0, 10)[0].tobytes() == np.ascontiguousarray(arrays["x_test"]).tobytes()
 
 
 NPZ_MISTAKES = {
@@ -283,7 +283,7 @@ def test_medmnist_takes_val_into_training(tmp_path, channels):
         wanted = np.concatenate([arrays["train_images"], arrays["val_images"]])
         assert x.tobytes() == wanted.tobytes()
         assert y.tolist() == [i % 2 for i in range(30)] + [i % 2 for i in range(10)]
-        assert shards.test(0, 12)[0].tobytes() == arrays["test_images"].tobytes()
+        assert shards.test_set.read(0, 12)[0].tobytes() == arrays["test_images"].tobytes()
 
 
 def test_medmnist_multi_label_and_3d_are_refused(capsys, tmp_path):
@@ -337,8 +337,8 @@ def test_tinyimagenet(tmp_path):
         red = x[13, 3, 3].astype(int)  # cyan 0, magenta and yellow full: the file order is _0, _1, _10, …
         assert red[0] > 200
         assert red[1:].max() < 60
-        assert shards.test(0, 4)[1].tolist() == [2, 0, 1, 1]
-        assert [round(int(v) / 40) - 1 for v in shards.test(0, 4)[0][:, 0, 0, 0]] == [2, 0, 1, 1]
+        assert shards.test_set.read(0, 4)[1].tolist() == [2, 0, 1, 1]
+        assert [round(int(v) / 40) - 1 for v in shards.test_set.read(0, 4)[0][:, 0, 0, 0]] == [2, 0, 1, 1]
 
 
 def test_tinyimagenet_some_classes(tmp_path):
@@ -347,7 +347,7 @@ def test_tinyimagenet_some_classes(tmp_path):
     with make(tmp_path, "tinyimagenet", *flags) as shards:
         assert shards.header.class_names == ["goldfish", "cliff"]
         assert sum(shards.sizes) == 24
-        assert shards.test(0, 2)[1].tolist() == [1, 0]
+        assert shards.test_set.read(0, 2)[1].tolist() == [1, 0]
 
 
 def test_tinyimagenet_mistakes(capsys, tmp_path):
@@ -386,10 +386,10 @@ def test_sites_become_clients(tmp_path):
         assert shards.header.client_names == ["Hôpital Nord", "clinic süd 东"]
         assert shards.header.class_names == ["no finding", "pneumonia"]
         assert shards.sizes == [32, 48]
-        assert shards.num_test == 20
-        x_test, y_test = shards.test(0, 20)
+        assert len(shards.test_set) == 20
+        x_test, y_test = shards.test_set.read(0, 20)
         assert np.bincount(y_test).tolist() == [10, 10]
-        own = [shards.client_test_rows(i) for i in (0, 1)]
+        own = [shards.test_set.rows(i) for i in (0, 1)]
         assert [len(rows) for rows in own] == [8, 12]  # each site's held-out images are its own
         assert sorted(np.concatenate(own)) == list(range(20))
         assert x_test.shape == (20, 8, 8, 3)
@@ -426,7 +426,7 @@ def test_class_folders_with_a_test_folder(tmp_path):
         x, y = shards.client(0)
         assert x[:, 4, 4, 0].tolist() == [*range(12), *range(100, 112)]
         assert y.tolist() == [0] * 12 + [1] * 12
-        assert shards.test(0, 8)[0][:, 0, 0, 0].tolist() == [0, 1, 2, 3, 100, 101, 102, 103]
+        assert shards.test_set.read(0, 8)[0][:, 0, 0, 0].tolist() == [0, 1, 2, 3, 100, 101, 102, 103]
 
 
 def test_fit_crops_the_middle_and_keeps_16_bits(tmp_path):
@@ -465,7 +465,7 @@ def test_folder_mistakes(capsys, tmp_path):
     assert main([*map(str, flags), "--skip-broken"]) == 0
     assert "skipped 2 of 100" in capsys.readouterr().out
     with Shards(tmp_path / "x.h5") as shards:
-        assert sum(shards.sizes) + shards.num_test == 98
+        assert sum(shards.sizes) + len(shards.test_set) == 98
 
 
 # --- synthetic --------------------------------------------------------------------------------
@@ -495,14 +495,14 @@ def test_shared_tiny_imagenet(tmp_path):
         assert shards.num_classes == 40
         assert shards.header.class_names[0] == "goldfish"
         assert sum(shards.sizes) == 1000
-        assert np.bincount(shards.test(0, 400)[1]).tolist() == [10] * 40
+        assert np.bincount(shards.test_set.read(0, 400)[1]).tolist() == [10] * 40
 
 
 @needs_shared
 def test_shared_pneumonia(tmp_path):
     with make(tmp_path, "medmnist", "--file", SHARED / "pneumoniamnist.npz") as shards:
         assert sum(shards.sizes) == 4708 + 524
-        assert shards.num_test == 624
+        assert len(shards.test_set) == 624
 
 
 @pytest.mark.parametrize(

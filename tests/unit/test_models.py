@@ -6,7 +6,7 @@ import torchvision
 from torch import nn
 
 from fedproc_mpi.errors import UserError
-from fedproc_mpi.learn.models import block_size, build_model, check_norm, has_batchnorm
+from fedproc_mpi.learn.models import block_size, build_model, check_resnet_options, has_batchnorm
 
 
 @pytest.fixture(autouse=True)
@@ -134,9 +134,11 @@ def test_auto_goes_by_size():
 
 
 def test_norm_is_of_the_resnets_alone():
-    check_norm(["simple-cnn", "resnet18"], "group")  # clients with models of several kinds
+    check_resnet_options(["simple-cnn", "resnet18"], "group", "imagenet")  # several kinds
     with pytest.raises(UserError, match="--norm group is for resnet18 and resnet50; small-cnn has"):
-        check_norm(["small-cnn"], "group")
+        check_resnet_options(["small-cnn"], "group", "cifar")
+    with pytest.raises(UserError, match="--stem imagenet is for resnet18 and resnet50; small-cnn has"):
+        check_resnet_options(["small-cnn"], "batch", "imagenet")
 
 
 @pytest.mark.parametrize(

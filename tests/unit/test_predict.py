@@ -63,7 +63,9 @@ def test_files_give_the_pixels_that_the_shards_hold(
     assert list(rows[0]) == ["image", "class", "prototype_class", "p(healthy)", "p(ill)"]
     model = load_model(runs / "fedproc")
     with Shards(shards) as file:
-        x_NHWC = np.concatenate([*(file.client(k)[0] for k in range(2)), file.test(0, file.num_test)[0]])
+        x_NHWC = np.concatenate(
+            [*(file.client(k)[0] for k in range(2)), file.test_set.read(0, len(file.test_set))[0]]
+        )
     by_shards = model.predict(x_NHWC)
     # As sets: the hold-out has shuffled them. Equal pixels give equal digits, others differ.
     assert sorted(row["p(ill)"] for row in rows) == sorted(f"{p:.6f}" for p in by_shards.probabilities[:, 1])

@@ -25,8 +25,10 @@ from fedproc_mpi.errors import reason
 from fedproc_mpi.federated import Result
 from fedproc_mpi.identity import own_files
 from fedproc_mpi.learn.flat import Entry, State
+from fedproc_mpi.learn.models import build_model
 from fedproc_mpi.shards import Shards
 from fedproc_mpi.store import checkpoint, metrics, rundir
+from fedproc_mpi.store.init import load_init
 from fedproc_mpi.store.lock import RunLock
 from fedproc_mpi.store.rundir import differences
 from tests.support.files import make_shards, with_one_bit_changed
@@ -461,7 +463,7 @@ def test_load_model_is_ready_to_predict(finished: Result, shards: Path, tmp_path
     model = load_model(finished.run_dir)
     assert not model.training
     with Shards(shards) as file:
-        x_NHWC, y_N = file.test(0, file.num_test)
+        x_NHWC, y_N = file.test_set.read(0, len(file.test_set))
     x_NCHW = torch.from_numpy(x_NHWC).permute(0, 3, 1, 2)
     with torch.no_grad():
         accuracy = (model(x_NCHW).argmax(1).numpy() == y_N).mean()
@@ -479,7 +481,7 @@ def test_what_a_model_takes_and_what_it_refuses(finished: Result, shards: Path) 
     """Whatever it takes gives the same logits: no image is read on a wrong scale or with its axes swapped."""
     model = load_model(finished.run_dir)
     with Shards(shards) as file:
-        x_NHWC, _ = file.test(0, 9)
+        x_NHWC, _ = file.test_set.read(0, 9)
     x_NCHW = torch.from_numpy(x_NHWC).permute(0, 3, 1, 2)
     right = model(x_NCHW)
     for same in (
@@ -518,12 +520,54 @@ def test_init_from_a_file(finished: Result, shards: Path, tmp_path: Path) -> Non
     # One bit of the weights: torch.load does not look.
     changed = with_one_bit_changed(finished.run_dir / "model.pt")
     (tmp_path / "bad.pt").write_bytes(changed)
-    with pytest.raises(UserError, match=r"cannot be loaded .*has changed"):
+    with pytest.raises(UserError, match=r"cannot be loaded: .*has changed"):
         run_once(shards, tmp_path / "d", init=str(tmp_path / "bad.pt"))
     shutil.copytree(finished.run_dir, tmp_path / "e")
     (tmp_path / "e" / "model.pt").write_bytes(changed)
     with pytest.raises(UserError, match=r"model\.pt cannot be read .*has changed"):
         load_model(tmp_path / "e")
+
+
+def test_the_encoder_of_a_torchvision_resnet_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of its trunk is taken, the stem where it fits; what is not is listed whole."""
+    from torchvision.models import resnet18
+
+    torch.manual_seed(3)
+    saved = resnet18().state_dict()
+    torch.save(saved, tmp_path / "resnet18.pth")
+    for stem, drawn in (("imagenet", ()), ("cifar", ("conv1.weight",))):
+        module = build_model("resnet18", (64, 64, 3), 5, False, 0, stem=stem)
+        fresh = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+        told = load_init(module, str(tmp_path / "resnet18.pth"), "encoder")
+        for name, tensor in module.state_dict().items():
+            part, _, rest = name.partition(".")
+            given = part == "encoder" and rest not in drawn
+            assert torch.equal(tensor, saved[rest] if given else fresh[name]), name
+        assert f"{120 - len(drawn)} of the encoder's 120 tensors are taken" in told  # 122 less fc's two
+        assert "not used of the file: fc.weight, fc.bias" in told
+        assert ("conv1.weight (64×3×7×7 in the file, 64×3×3×3 here)" in told) == bool(drawn)
+    with pytest.raises(UserError, match=r"does not fit this model: drawn: encoder\.conv1\.weight"):
+        load_init(module, str(tmp_path / "resnet18.pth"), "all")
+    small = build_model("small-cnn", (8, 8, 1), 5, False, 0)
+    with pytest.raises(UserError, match="nothing of it fits the encoder"):
+        load_init(small, str(tmp_path / "resnet18.pth"), "encoder")
+    saved["layer1.0.conv1.weight"][0, 0, 0, 0] = torch.inf
+    torch.save({"state_dict": {f"module.{k}": v for k, v in saved.items()}}, tmp_path / "wrapped.pth")
+    with pytest.raises(UserError, match=r"layer1\.0\.conv1\.weight holds values that are not finite"):
+        load_init(module, str(tmp_path / "wrapped.pth"), "encoder")
+
+
+def test_a_runs_own_encoder_is_taken(
+    finished: Result, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model_pt = str(finished.run_dir / "model.pt")
+    started = run_once(shards, tmp_path / "a", init=model_pt, init_part="encoder", rounds=1)
+    assert "of the encoder's" in capsys.readouterr().out
+    whole = run_once(shards, tmp_path / "b", init=model_pt, rounds=1)
+    fresh = run_once(shards, tmp_path / "c", rounds=1)
+    assert len({run.summary["model_sha256"] for run in (started, whole, fresh)}) == 3
 
 
 @pytest.mark.parametrize(
@@ -533,6 +577,9 @@ def test_init_from_a_file(finished: Result, shards: Path, tmp_path: Path) -> Non
         ({"model": "simpel-cnn"}, "did you mean simple-cnn"),
         ({"model": "simple-cnn"}, "too small for this model"),
         ({"model": "small-cnn", "norm": "group"}, "--norm group is for resnet18 and resnet50"),
+        ({"model": "small-cnn", "stem": "imagenet"}, "--stem imagenet is for resnet18 and resnet50"),
+        ({"algorithm": "scaffold", "optimizer": "adamw"}, "--optimizer adamw: scaffold is defined for sgd"),
+        ({"patience": 2}, "--patience needs a validation set"),
         ({"model": "nothing:Here"}, "cannot import"),
         ({"model": "torch.nn:Flatten"}, "torch.nn:Flatten"),
         ({"algorithm": "fedprox_"}, "no such algorithm"),

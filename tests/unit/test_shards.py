@@ -16,7 +16,7 @@ from data_prep import heldout, partitions
 from data_prep.__main__ import main as data_prep
 from data_prep.sources.digits import Digits
 from fedproc_mpi.errors import UserError
-from fedproc_mpi.shards import Header, Shards, reserve, write_shards
+from fedproc_mpi.shards import Header, Shards, ToHoldOut, reserve, write_shards
 from tests.support.files import make_shards
 
 
@@ -50,8 +50,8 @@ def test_what_is_written_is_read_back(shards: Path) -> None:
             file.client(i)
             # a client's test rows have only classes that it holds, each that the test set has
             held = set(source.train.labels[part].tolist())
-            assert {int(source.test.labels[row]) for row in file.client_test_rows(i)} == held
-        file.verify_test()
+            assert {int(source.test.labels[row]) for row in file.test_set.rows(i)} == held
+        file.test_set.verify()
         every = np.concatenate([file.client(i)[0] for i in range(5)]).astype(float) / 255
         assert file.header.mean[0] == pytest.approx(every.mean(), rel=1e-9)
         assert file.header.std[0] == pytest.approx(every.std(), rel=1e-9)
@@ -146,7 +146,7 @@ def test_damage_is_named(copy: Path, what: str, words: str) -> None:
         with Shards(copy) as file:
             for i in range(file.num_clients):
                 file.client(i)
-            file.verify_test()
+            file.test_set.verify()
 
     with pytest.raises(UserError, match=words):
         read_all()
@@ -160,14 +160,14 @@ def test_contents_that_cannot_be_trained_on(
     tmp_path: Path, sizes: tuple[int, ...], label: int, words: str
 ) -> None:
     """A file that is whole, but whose partition or labels are wrong (written by another program)."""
-    from fedproc_mpi.shards import Header, write_shards
+    from fedproc_mpi.shards import Header, ToHoldOut, write_shards
 
     header = Header("mine", ["a", "b", "c"], (2, 2, 1), "mine", 0, [0.5], [0.5])
     clients = [(np.zeros((n, 2, 2, 1), np.uint8), np.zeros(n, np.uint16)) for n in sizes]
     clients[-1][1][-1] = label
     test = [(np.zeros((1, 2, 2, 1), np.uint8), np.zeros(1, np.uint16))]
     rows = [np.zeros(1, np.int64)] * 3
-    write_shards(tmp_path / "x.h5", header, sizes, clients, test, 1, rows)
+    write_shards(tmp_path / "x.h5", header, sizes, clients, ToHoldOut(test, 1, rows))
 
     def read_all() -> None:
         with Shards(tmp_path / "x.h5") as file:
@@ -225,8 +225,8 @@ def test_every_flip_in_the_metadata_is_one_line_or_changes_nothing(shards: Path,
                 with Shards(path) as file:
                     for k in range(right.num_clients):
                         assert all(map(np.array_equal, file.client(k), right.client(k)))
-                        assert np.array_equal(file.client_test_rows(k), right.client_test_rows(k))
-                    assert all(map(np.array_equal, file.test(0, 9), right.test(0, 9)))
+                        assert np.array_equal(file.test_set.rows(k), right.test_set.rows(k))
+                    assert all(map(np.array_equal, file.test_set.read(0, 9), right.test_set.read(0, 9)))
             except UserError as error:
                 refused.append(str(error))
     assert len(refused) > 50
@@ -238,7 +238,9 @@ def test_ten_thousand_names_fit_into_the_header(tmp_path: Path) -> None:
     header = Header("own", ["a"], (1, 1, 1), "natural", 0, [0.5], [1.0], client_names=names)
     x_NHWC, y_N = np.zeros((1, 1, 1, 1), np.uint8), np.zeros(1, np.uint16)
     path, ones = tmp_path / "many.h5", [np.zeros(1, np.int64)] * len(names)
-    write_shards(path, header, [1] * len(names), [(x_NHWC, y_N)] * len(names), [(x_NHWC, y_N)], 1, ones)
+    write_shards(
+        path, header, [1] * len(names), [(x_NHWC, y_N)] * len(names), ToHoldOut([(x_NHWC, y_N)], 1, ones)
+    )
     with Shards(path) as file:
         assert list(file.header.client_names) == names
 
@@ -248,14 +250,14 @@ def test_a_file_that_changes_while_it_is_read(shards: Path, tmp_path: Path) -> N
     path, other = tmp_path / "shards.h5", make_shards(tmp_path, seed=1)
     shutil.copy(shards, path)
     with Shards(path) as file:
-        before = file.test(0, 9)
+        before = file.test_set.read(0, 9)
         path.touch()
-        assert all(map(np.array_equal, file.test(0, 9), before))  # another time, the same bytes
+        assert all(map(np.array_equal, file.test_set.read(0, 9), before))  # another time, the same bytes
         path.write_bytes(other.read_bytes())
         with pytest.raises(UserError, match=r"shards.h5: (client 0: checksum mismatch|not a whole)"):
             file.client(0)
         with pytest.raises(UserError, match=r"shards.h5: (test set: checksum mismatch|not a whole)"):
-            file.test(0, 9)
+            file.test_set.read(0, 9)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +273,7 @@ def test_a_header_that_does_not_fit(tmp_path: Path, change: dict[str, list], tol
     header = Header("own", ["a"], (1, 1, 1), "iid", 0, [0.5], [1.0])
     x_NHWC, y_N, path = np.zeros((1, 1, 1, 1), np.uint8), np.zeros(1, np.uint16), tmp_path / "x.h5"
     pieces, rows = [(x_NHWC, y_N)] * 2, [np.zeros(1, np.int64)] * 2
-    write_shards(path, dataclasses.replace(header, **change), [1, 1], pieces, pieces[:1], 1, rows)
+    write_shards(path, dataclasses.replace(header, **change), [1, 1], pieces, ToHoldOut(pieces[:1], 1, rows))
     with pytest.raises(UserError, match=told):
         Shards(path)
 
