@@ -151,7 +151,7 @@ def _contest_section(contest: Contest, name_data: bool) -> Section:
     rows = []
     for i, d in sorted(contest.differences.items()):
         interval = NONE if d.low is None or d.high is None else f"{_points(d.low)} to {_points(d.high)}"
-        p = NONE if d.p_holm is None else f"{d.p_holm:.3f}"
+        p = NONE if d.p_holm is None else "<0.001" if d.p_holm < 0.001 else f"{d.p_holm:.3f}"
         mean = NONE if d.mean is None else _points(d.mean, "+")
         words = _in_words(d, best, contest.groups[i])
         rows.append([contest.groups[i].label, str(d.n), mean, interval, p, words])

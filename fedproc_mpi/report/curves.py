@@ -131,8 +131,8 @@ def plot_sites(panels: Sequence[Sites], out: Path) -> Path:
         axes.set_ylim(len(ticks) - 0.5, -0.5)
         for between in range(1, len(ticks)):
             axes.axhline(between - 0.5, color="0.8", lw=0.6)
-        axes.set_ylabel("" if by_site else f"a dot for each of {len(panel.names)} clients")
-        axes.set_xlabel("accuracy on the site's own test samples (%)")
+        dots = "" if by_site else f", a dot for each of {len(panel.names)} sites"
+        axes.set_xlabel(f"accuracy on the site's own test samples (%){dots}")
         axes.grid(alpha=0.3, axis="x")
         if len(panels) > 1:
             axes.set_title(plain(panel.data))
@@ -162,7 +162,7 @@ def _name(site: str) -> str:
 
 def _aside(place: int, count: int) -> float:
     """Where in a row of height 1 the place-th of `count` dots lies, from its middle."""
-    return 0.0 if count == 1 else 0.7 * (place / (count - 1) - 0.5)
+    return 0.0 if count == 1 else 0.6 * (place / (count - 1) - 0.5)
 
 
 def _legend_size(labels: Sequence[str]) -> tuple[int, float]:

@@ -3,9 +3,11 @@
 import csv
 import io
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+HEAD = 24  # characters in a line of the header, as text
 NONE = "–"  # a cell without a value
 
 
@@ -27,10 +29,17 @@ class Table:
             raise ValueError(f"not all rows and {self.align!r} are as long as {self.header}")
 
     def text(self) -> str:
-        """Aligned columns for a terminal, a rule under the header; bold cells stand between stars."""
-        lines = [list(self.header), *self._marked("*", str)]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        lines.insert(1, ["-" * width for width in widths])
+        """Aligned columns for a terminal, a rule under the header; bold cells stand between stars.
+
+        A long name in the header takes several lines.
+        """
+        heads = [textwrap.wrap(name, HEAD, break_on_hyphens=False) for name in self.header]
+        height = max(map(len, heads))
+        # The last lines of the names stand next to each other, above the rule.
+        top = [list(line) for line in zip(*([""] * (height - len(h)) + h for h in heads), strict=True)]
+        body = self._marked("*", str)
+        widths = [max(map(len, column)) for column in zip(*top, *body, strict=True)]
+        lines = [*top, ["-" * width for width in widths], *body]
         return "\n".join(self._aligned(line, widths) for line in lines)
 
     def markdown(self) -> str:
