@@ -187,17 +187,16 @@ def _points(value: float, sign: str = "") -> str:
 
 
 def _unpaired(contest: Contest) -> list[str]:
-    """A sentence for each run without a partner, where rows have others."""
+    """A sentence for each run of the best row or another whose seed the other side lacks."""
     best = contest.groups[contest.best]
     missing: dict[Path, tuple[int, list[str]]] = {}
-    for i, difference in contest.differences.items():
+    for i in contest.differences:
         other = contest.groups[i]
-        if difference.n:
-            for group, partner in ((best, other), (other, best)):
-                seeds = {run.seed for run in partner.runs}
-                for run in group.runs:
-                    if run.seed not in seeds:
-                        missing.setdefault(run.path, (run.seed, []))[1].append(partner.label)
+        for group, partner in ((best, other), (other, best)):
+            seeds = {run.seed for run in partner.runs}
+            for run in group.runs:
+                if run.seed not in seeds:
+                    missing.setdefault(run.path, (run.seed, []))[1].append(partner.label)
     return [
         f"{path} (seed {seed}) has no partner in: {', '.join(labels)}."
         for path, (seed, labels) in missing.items()

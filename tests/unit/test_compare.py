@@ -17,7 +17,7 @@ from PIL import Image
 from fedproc_mpi import Config, run
 from fedproc_mpi.__main__ import main as fedproc_mpi
 from fedproc_mpi.compare import main as compare
-from fedproc_mpi.report.curves import accuracy_curve
+from fedproc_mpi.report.curves import Curve, accuracy_curve, plot_curves
 from fedproc_mpi.report.paired import against_best, holm, mean_std, paired_difference
 from fedproc_mpi.report.tables import Section, Table
 
@@ -214,6 +214,7 @@ def test_an_interval_without_zero_that_the_correction_takes_back(
 def test_one_seed_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = compared(make_seeds(tmp_path, "fedavg", [0.8]) + make_seeds(tmp_path, "moon", [0.9]), capsys)
     assert cells(lines, "fedavg")[0] == ["fedavg", "1", "80.0 ± –", "81.0 ± –"]
+    assert not any("no partner" in line for line in lines)
     words = "one seed each: no test is possible"
     assert cells(lines, "fedavg")[1] == ["fedavg", "1", "+10.0", "–", "–", words]
 
@@ -226,6 +227,14 @@ def test_seeds_that_do_not_pair_are_named(tmp_path: Path, capsys: pytest.Capture
     assert f"{tmp_path / 'moon-0'} (seed 0) has no partner in: fedavg." in lines
     assert f"{tmp_path / 'b5'} (seed 5) has no partner in: moon." in lines
     assert sum("no partner" in line for line in lines) == 2
+
+
+def test_no_seed_in_common(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [make_run(tmp_path / "a", 0.5), make_run(tmp_path / "b", 0.6, "moon", seed=1)]
+    lines = compared(list(map(str, runs)), capsys)
+    words = "no seed in common: no test is possible"
+    assert cells(lines, "fedavg")[1] == ["fedavg", "0", "–", "–", "–", words]
+    assert f"{tmp_path / 'b'} (seed 1) has no partner in: fedavg." in lines
 
 
 def test_groups_differ_by_settings_that_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -391,16 +400,24 @@ def test_without_sites_there_is_no_second_picture(tmp_path: Path) -> None:
 
 
 def test_names_that_matplotlib_would_read_otherwise(tmp_path: Path) -> None:
-    """Dollar signs, a leading underscore, long names, more sites than rows, a run without any lines."""
+    """Dollar signs, long names, more sites than rows, a run without any lines."""
     sites = {f"$x_{i}^$": i / 30 for i in range(30)}
     runs = [
-        make_run(tmp_path / "a", 0.5, "own/_$mine$.py", summary={"client_accuracy": sites}),
+        make_run(tmp_path / "a", 0.5, "own/$m^$.py", summary={"client_accuracy": sites}),
         make_run(tmp_path / "b", 0.5, f"own/{'long' * 60}.py", summary={"client_accuracy": {"$a^$": 0.5}}),
         make_run(tmp_path / "c", 0.5, fingerprint="cd" * 32, summary={"client_accuracy": {"$a^$": 0.5}}),
     ]
     (tmp_path / "b" / "metrics.jsonl").write_text("")
     assert compare([*map(str, runs), "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "sites.png").stat().st_size > 1000
+
+
+def test_a_name_with_an_underscore_first_is_in_the_legend(tmp_path: Path) -> None:
+    """Two names, two pictures: matplotlib leaves such names out, and the pictures would be the same."""
+    pictures = [
+        plot_curves([Curve(name, [1, 2], [[0.1, 0.2]])], tmp_path / name) for name in ("_a.png", "_b.png")
+    ]
+    assert pictures[0].read_bytes() != pictures[1].read_bytes()
 
 
 def line(t: int, **values: float | None) -> dict[str, Any]:
