@@ -131,8 +131,8 @@ def plot_sites(panels: Sequence[Sites], out: Path) -> Path:
         axes.set_ylim(len(ticks) - 0.5, -0.5)
         for between in range(1, len(ticks)):
             axes.axhline(between - 0.5, color="0.8", lw=0.6)
-        dots = "" if by_site else f", a dot for each of {len(panel.names)} sites"
-        axes.set_xlabel(f"accuracy on the site's own test samples (%){dots}")
+        dots = "" if by_site else f", {len(panel.names)} sites"
+        axes.set_xlabel(f"accuracy on own test samples (%){dots}")
         axes.grid(alpha=0.3, axis="x")
         if len(panels) > 1:
             axes.set_title(plain(panel.data))
