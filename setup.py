@@ -24,6 +24,7 @@ setup(
         "mpi4py>=4.1",
         "rich>=13",
         "matplotlib>=3.8",
+        "scikit-learn>=1.4",
         "tomli>=2; python_version < '3.11'",
     ],
     extras_require={
@@ -35,7 +36,6 @@ setup(
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.6",
             "hypothesis>=6.100",
-            "scikit-learn>=1.4",
         ],
         "dev": ["ruff>=0.6", "mypy>=1.11", "types-cachetools"],
         "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26", "ruff>=0.6"],

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedproc_mpi.errors import UserError
-from fedproc_mpi.figure import new_figure
+from fedproc_mpi.figure import new_figure, plain
 from fedproc_mpi.shards import Shards
 
 MOST_CLIENTS, GRID_ROWS, GRID_COLUMNS = 200, 8, 10
@@ -47,11 +47,11 @@ def _bubbles(axes: Any, shards: Shards, counts_mK: npt.NDArray[np.int64]) -> Non
     rest = f" (first {m} of {shards.num_clients})" if m < shards.num_clients else ""
     axes.set_xlabel(f"client{rest}")
     if names and m <= 30:
-        axes.set_xticks(range(m), [_plain(n) for n in names[:m]], rotation=60, ha="right")
+        axes.set_xticks(range(m), [plain(n) for n in names[:m]], rotation=60, ha="right")
     elif m <= 30:
         axes.set_xticks(range(m))
     if num_classes <= 40:
-        axes.set_yticks(range(num_classes), [_plain(n) for n in shards.header.class_names])
+        axes.set_yticks(range(num_classes), [plain(n) for n in shards.header.class_names])
     else:
         axes.set_ylabel("class")
     axes.set_title(f"samples of a class at a client (largest bubble: {counts.max()})")
@@ -68,12 +68,12 @@ def _samples(axes: Any, shards: Shards) -> None:
     for row, client in enumerate(chosen):
         x_NHWC, y_N = shards.client(int(client))
         top = row * (height + above) + above
-        name = _plain(shards.header.client_names[client][:12]) if shards.header.client_names else str(client)
+        name = plain(shards.header.client_names[client][:12]) if shards.header.client_names else str(client)
         axes.text(-0.4 * side, top + height / 2, name, ha="right", va="center", fontsize=8)
         for column, i in enumerate(np.linspace(0, len(y_N) - 1, min(GRID_COLUMNS, len(y_N))).astype(int)):
             left = column * (width + beside)
             sheet[top : top + height, left : left + width] = x_NHWC[i]
-            name = _plain(shards.header.class_names[int(y_N[i])][:14])
+            name = plain(shards.header.class_names[int(y_N[i])][:14])
             axes.text(left + width / 2, top - 0.06 * side, name, ha="center", va="bottom", fontsize=7)
     image = sheet[..., 0] if channels == 1 else sheet
     axes.imshow(image, cmap="gray", vmin=0, vmax=255, aspect="equal", interpolation="nearest")
@@ -95,8 +95,3 @@ def _values(axes: Any, shards: Shards) -> None:
     pairs = zip(shards.header.mean, shards.header.std, strict=True)
     means = ", ".join(f"{255 * mean:.0f} ± {255 * std:.0f}" for mean, std in pairs)
     axes.set_title(f"share of pixel values 0…255; normalised with {means}", fontsize=10)
-
-
-def _plain(name: str) -> str:
-    """Dollar signs would start mathematics in matplotlib."""
-    return name.replace("$", r"\$")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedproc_mpi.federated import Result
 
 COMMANDS = {  # `fedproc-mpi NAME …` is `python -m fedproc_mpi.NAME …`
+    "compare": "compare",
     "doctor": "doctor.__main__",
     "predict": "predict",
 }

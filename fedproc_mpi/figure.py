@@ -18,3 +18,8 @@ def new_figure(**options: Any) -> Any:
         if asked is not None:
             os.environ["MPLBACKEND"] = asked
     return Figure(**options)
+
+
+def plain(text: str) -> str:
+    """Text to write into a picture as it is: dollar signs would start mathematics in matplotlib."""
+    return text.replace("$", r"\$")
