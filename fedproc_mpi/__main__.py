@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {  # `fedproc-mpi NAME …` is `python -m fedproc_mpi.NAME …`
     "compare": "compare",
+    "evaluate": "evaluate",
     "doctor": "doctor.__main__",
     "predict": "predict",
 }
@@ -133,12 +134,12 @@ def _show(result: "Result") -> None:
         picture = str(plot_accuracy([result.run_dir], result.run_dir / "accuracy.png"))
     except Exception as error:  # the run itself is done, and saved
         picture = f"none: {reason(error)}"
-    validated = summary.get("best_chosen_on") == "validation"
-    chosen = f"by validation, round {summary['best_round'] + 1}" if validated else "on the test set: too good"
+    number, chosen_on = summary.get("best_round"), summary.get("best_chosen_on", "test")
+    chosen = f"round {number + 1}, chosen on the {chosen_on} set" if number is not None else "of its kind"
     split = ", ".join(f"{k} {v:.1f}" for k, v in summary["seconds"].items() if v >= 0.05)
     say(
         f"\nfinal accuracy  {100 * summary['final_accuracy']:.2f} %"
-        f"\nbest accuracy   {100 * summary['best_accuracy']:.2f} % (chosen {chosen})"
+        f"\nbest accuracy   {100 * summary['best_accuracy']:.2f} % ({chosen})"
         f"\nseconds         {summary['total_seconds']:.1f} ({split})"
         f"\nmodel_sha256    {summary['model_sha256']}"
         f"\nrun directory   {result.run_dir}"

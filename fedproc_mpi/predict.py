@@ -31,6 +31,7 @@ class Options:
     """The flags."""
 
     client: str = setting("", "whose model, by name or number, where clients have models of their own")
+    best: bool = setting(False, "the model of the best round by validation (best.pt)")
     out: str = setting("", "write a CSV file here, with the probability of every class")
     skip_broken: bool = setting(False, "leave out files that cannot be read, with a count")
 
@@ -54,7 +55,7 @@ def _predict(argv: list[str]) -> None:
     given = parser.parse_args(argv)
     options = Options(**parser.read(argv))
     _, record = read_config(given.run)
-    model = load_model(given.run, find_client(record["data"], options.client))
+    model = load_model(given.run, find_client(record["data"], options.client), options.best)
     rows = list(_rows(model, record["data"].get("bits"), given.images, options.skip_broken))
     if options.out:
         save_text(_csv(model, rows), Path(options.out))

@@ -24,7 +24,7 @@ FLOORS = [
     ("federated",),
     ("predictor", "report", "cli"),
     ("__init__",),
-    ("__main__", "compare", "doctor", "predict"),
+    ("__main__", "compare", "doctor", "evaluate", "export", "predict"),
 ]
 DATA_PREP_USES = ("command", "errors", "figure", "flags", "shards", "terminal")
 DATA_PREP_FLOORS = [
