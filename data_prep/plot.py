@@ -9,15 +9,16 @@ import numpy.typing as npt
 
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.figure import new_figure, plain
+from fedproc_mpi.partition import draw_partition
 from fedproc_mpi.shards import Shards
 
-MOST_CLIENTS, GRID_ROWS, GRID_COLUMNS = 200, 8, 10
+GRID_ROWS, GRID_COLUMNS = 8, 10
 
 
 def draw(shards: Shards, counts_mK: npt.NDArray[np.int64], path: Path) -> None:
     """Write the picture; UserError where the file cannot be written."""
     figure = new_figure(figsize=(17, 8))
-    _bubbles(figure.add_axes((0.09, 0.14, 0.36, 0.77)), shards, counts_mK[:MOST_CLIENTS])
+    draw_partition(figure.add_axes((0.09, 0.14, 0.36, 0.77)), shards, counts_mK)
     _samples(figure.add_axes((0.54, 0.25, 0.45, 0.66)), shards)
     _values(figure.add_axes((0.54, 0.06, 0.44, 0.13)), shards)
     header = shards.header
@@ -32,29 +33,6 @@ def draw(shards: Shards, counts_mK: npt.NDArray[np.int64], path: Path) -> None:
             figure.savefig(path, dpi=100)
     except (OSError, ValueError) as error:
         raise UserError(f"--plot {path}: cannot write it: {error}") from error
-
-
-def _bubbles(axes: Any, shards: Shards, counts_mK: npt.NDArray[np.int64]) -> None:
-    """Area of a bubble ∝ samples of the class at the client; an empty pair has none."""
-    clients, classes = np.nonzero(counts_mK)
-    counts = counts_mK[clients, classes]
-    m, num_classes = counts_mK.shape
-    room = min(430 / max(m, 2), 480 / max(num_classes, 2))  # points between two bubbles, about
-    axes.scatter(clients, classes, s=np.maximum((0.95 * room) ** 2 * counts / counts.max(), 0.2), alpha=0.7)
-    axes.set_xlim(-0.7, m - 0.3)
-    axes.set_ylim(-0.7, num_classes - 0.3)
-    names = shards.header.client_names
-    rest = f" (first {m} of {shards.num_clients})" if m < shards.num_clients else ""
-    axes.set_xlabel(f"client{rest}")
-    if names and m <= 30:
-        axes.set_xticks(range(m), [plain(n) for n in names[:m]], rotation=60, ha="right")
-    elif m <= 30:
-        axes.set_xticks(range(m))
-    if num_classes <= 40:
-        axes.set_yticks(range(num_classes), [plain(n) for n in shards.header.class_names])
-    else:
-        axes.set_ylabel("class")
-    axes.set_title(f"samples of a class at a client (largest bubble: {counts.max()})")
 
 
 def _samples(axes: Any, shards: Shards) -> None:

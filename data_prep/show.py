@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from data_prep.ranges import Ranges
 from fedproc_mpi.errors import UserError
+from fedproc_mpi.partition import class_counts
 from fedproc_mpi.shards import Shards
 from fedproc_mpi.terminal import say
 
@@ -62,12 +63,6 @@ def verify(path: Path) -> None:
             raise UserError(f"{path}: {'; '.join(wrong[:5])}{more}")
         samples = f"{sum(shards.sizes)} + {len(shards.test_set)} samples"
         say(f"data_prep: {path}: whole: {shards.num_clients} clients, {samples}, {shards.fingerprint}")
-
-
-def class_counts(shards: Shards) -> npt.NDArray[np.int64]:
-    """Samples of each class at each client, (m, K)."""
-    labels = map(shards.client_labels, range(shards.num_clients))
-    return np.array([np.bincount(y_N, minlength=shards.num_classes) for y_N in labels])
 
 
 def _pixels(shards: Shards) -> str:

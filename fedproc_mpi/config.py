@@ -108,6 +108,9 @@ class Config:
     resume: bool = setting(
         False, "go on from the last checkpoint of --run-dir, or of the newest such run", execution=True
     )
+    tensorboard: bool = setting(
+        False, "write the rounds' figures for TensorBoard as well, into the run directory", execution=True
+    )
     checkpoint_every: int = setting(1, "rounds between checkpoints", low=1, execution=True)
     eval_every: int = setting(1, "rounds between evaluations (the last is always)", low=1, execution=True)
     data_cache_mb: int = setting(

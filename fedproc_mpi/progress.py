@@ -12,6 +12,7 @@ from fedproc_mpi.learn.models import resolve
 from fedproc_mpi.placement.devices import remarks
 from fedproc_mpi.rank import Rank
 from fedproc_mpi.store.run import RunStore
+from fedproc_mpi.tensorboard import Board
 from fedproc_mpi.terminal import say
 
 Show = Callable[[Mapping[str, Any]], None]
@@ -56,20 +57,33 @@ def shower(rank: Rank, store: RunStore) -> Show:
     # Open MPI's mpirun drops what ranks say after Ctrl-C, so it is said now.
     lines.append(f"run directory {store.run_dir}{going_on}; if it is stopped, --resume goes on")
     say("\n".join(f"fedproc_mpi: {line}" for line in lines))
-    if not sys.stderr.isatty():
-        return lambda line: say(round_text(line, config.rounds))
+    on_terminal = _bar(config.rounds, first_round) if sys.stderr.isatty() else _line(config.rounds)
+    if not config.tensorboard:
+        return on_terminal
+    board = Board(store.run_dir, rank.shards, store.lines)
+
+    def show(line: Mapping[str, Any]) -> None:
+        on_terminal(line)
+        board.add(line)
+
+    return show
+
+
+def _line(rounds: int) -> Show:
+    return lambda line: say(round_text(line, rounds))
+
+
+def _bar(rounds: int, first_round: int) -> Show:
     from rich.progress import Progress, TimeRemainingColumn
 
     progress = Progress(*Progress.get_default_columns()[:3], TimeRemainingColumn(), transient=True)
-    task = progress.add_task(
-        f"round {first_round}/{config.rounds}", total=config.rounds, completed=first_round
-    )
+    task = progress.add_task(f"round {first_round}/{rounds}", total=rounds, completed=first_round)
     progress.start()
     atexit.register(progress.stop)  # however the run ends, the terminal gets its cursor back
 
     def show(line: Mapping[str, Any]) -> None:
-        progress.update(task, completed=line["round"] + 1, description=round_text(line, config.rounds))
-        if line["round"] + 1 == config.rounds:
+        progress.update(task, completed=line["round"] + 1, description=round_text(line, rounds))
+        if line["round"] + 1 == rounds:
             progress.stop()
 
     return show

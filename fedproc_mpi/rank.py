@@ -25,6 +25,7 @@ from fedproc_mpi.placement.devices import Placement
 from fedproc_mpi.placement.transport import connect_transport
 from fedproc_mpi.shards import Shards
 from fedproc_mpi.store.init import load_init
+from fedproc_mpi.tensorboard import require_tensorboard
 from fedproc_mpi.terminal import say
 
 
@@ -100,6 +101,8 @@ def set_up(config: Config, comm: Comm) -> Rank:
         lr = config.lr or (ADAMW_LR if config.optimizer == "adamw" else algorithm.default_lr)
         config = dataclasses.replace(config, lr=lr, options=algorithm.options())
         shards = _open_shards(config)
+        if config.tensorboard and comm.rank == 0:
+            require_tensorboard()
     require_same(comm, placement.host, config, shards.fingerprint)
     with comm.agreed():
         _verify(shards, comm)

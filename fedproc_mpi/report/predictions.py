@@ -11,6 +11,7 @@ import torch
 from fedproc_mpi import algorithms
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.flags import nearest
+from fedproc_mpi.partition import class_counts
 from fedproc_mpi.predictor import Predictor, load_model
 from fedproc_mpi.report.scores import Told
 from fedproc_mpi.shards import HeldOut, Shards
@@ -73,14 +74,14 @@ def predict_test(run_dir: Path, other_shards: str, best: bool) -> OnTest:
             for way, one in _tell(model, shards.test_set).items():
                 told.setdefault(way, {})[client] = one
             rounds = model.rounds
-        counts = [np.bincount(shards.client_labels(i), minlength=shards.num_classes) for i in range(m)]
+        counts_mK = class_counts(shards)
         return OnTest(
             class_names=list(header.class_names),
             client_names=list(header.client_names) or [f"client {i}" for i in range(m)],
             y_N=shards.test_set.labels().astype(np.int64),
             told=told,
             rows=[shards.test_set.rows(i) for i in range(m)],
-            mixes_mK=np.array([counts_K / counts_K.sum() for counts_K in counts]),
+            mixes_mK=counts_mK / counts_mK.sum(1, keepdims=True),
             natural=header.partition == "natural",
             same_data=same,
             rounds=rounds,

@@ -15,7 +15,8 @@ FLOORS = [
     ("comm",),
     ("learn", "learn.sums", "learn.flat", "learn.seeds", "learn.cohort", "learn.models"),
     ("shards",),
-    ("learn.data",),
+    ("learn.data", "partition"),
+    ("tensorboard",),
     ("placement", "identity"),
     ("learn.client", "learn.evaluation"),
     ("algorithms",),
@@ -26,7 +27,7 @@ FLOORS = [
     ("__init__",),
     ("__main__", "compare", "doctor", "evaluate", "export", "predict"),
 ]
-DATA_PREP_USES = ("command", "errors", "figure", "flags", "shards", "terminal")
+DATA_PREP_USES = ("command", "errors", "figure", "flags", "partition", "shards", "terminal")
 DATA_PREP_FLOORS = [
     ("partitions", "ranges"),
     ("heldout",),

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -557,6 +558,31 @@ def test_the_encoder_of_a_torchvision_resnet_as_it_is(
     torch.save({"state_dict": {f"module.{k}": v for k, v in saved.items()}}, tmp_path / "wrapped.pth")
     with pytest.raises(UserError, match=r"layer1\.0\.conv1\.weight holds values that are not finite"):
         load_init(module, str(tmp_path / "wrapped.pth"), "encoder")
+
+
+def test_tensorboard_shows_the_lines_and_the_partition(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run_dir, options = tmp_path / "run", {"tensorboard": True, "checkpoint_every": 2}
+    with monkeypatch.context() as patch:
+        killed_at(patch, "before the line", 4)
+        with pytest.raises(Killed):
+            run_once(shards, run_dir, **options)
+    finished = run_once(shards, run_dir, **options, resume=True)
+    events = EventAccumulator(str(run_dir / "tensorboard"))
+    events.Reload()
+    for key in ("accuracy", "loss", "alpha", "balanced_accuracy"):
+        shown = {point.step: point.value for point in events.Scalars(key)}
+        assert shown == pytest.approx({line["round"] + 1: line[key] for line in finished.metrics})
+    by_client = [events.Scalars(f"client_accuracy/{k}")[-1].value for k in range(5)]
+    assert by_client == pytest.approx(list(finished.summary["client_accuracy"].values()))
+    assert events.Images("partition")[0].width == 900
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(UserError, match="--tensorboard needs a package that is not here: pip install"):
+        run_once(shards, tmp_path / "none", tensorboard=True)
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_runs_own_encoder_is_taken(
