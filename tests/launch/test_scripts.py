@@ -47,7 +47,7 @@ def test_each_preset_with_shards_has_its_job() -> None:
 def test_scripts_share_their_lines() -> None:
     """What cannot be in common.sh, because Slurm or the shell reads it first, is the same in each."""
     scripts = sorted((ROOT / "jobs").glob("*.slurm"))
-    assert len(scripts) == 7
+    assert len(scripts) == 8
     own = ("#SBATCH --job-name", "#SBATCH --ntasks", "#SBATCH --time", "#SBATCH --output", "#SBATCH --array")
     lines = {
         path: [
