@@ -58,7 +58,8 @@ def require(path: Path) -> None:
         how = (
             f"make it with `{shlex.join(words)}`"
             if words
-            else "`python -m data_prep --help` tells how to make one"
+            else f"`python -m data_prep folders --root IMAGES --out {shlex.quote(str(path))}` makes one of "
+            "image folders, `python -m data_prep --help` tells of other sources"
         )
         raise UserError(f"{path}: no such shards file; {how}")
 

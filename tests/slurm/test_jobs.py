@@ -12,7 +12,7 @@ import pytest
 
 from tests.slurm.conftest import SMALL, Checkout
 from tests.support.cases import POISON
-from tests.support.processes import ROOT, skip_or_fail, wait_for
+from tests.support.processes import ROOT, call, skip_or_fail, wait_for
 
 MPICH = Path(os.environ.get("FEDPROC_MPICH_VENV", ROOT / ".venv-mpich"))
 LIMIT = 20  # seconds in which a mistake is told
@@ -46,6 +46,12 @@ MISTAKES = {
     "no_modules": ([], {"FEDPROC_MODULES": "openmpi"}, "module"),
     "gpus_per_task": ([], {"SLURM_GPUS_PER_TASK": "1"}, "ask with --gpus-per-node"),
     "missing_shards": (["--shards", "shards/cifar10_m30.h5"], {}, "python -m data_prep cifar10 --clients 30"),
+    "missing_own_shards": (
+        ["--shards", "shards/mine.h5"],
+        {},
+        "data_prep folders --root IMAGES --out shards/mine",
+    ),
+    "sbatch_s_own_option": (["--shards", "shards/mine.h5", "--time=1:00"], {}, "put it before the script"),
     "wrong_algorithm": (["--algorithm", "fedavgg"], {}, "did you mean fedavg"),
     "help": (["--help"], {}, "needs no job"),
 }
@@ -55,7 +61,7 @@ MISTAKES = {
 def submitted(checkout: Checkout) -> dict[str, str]:
     """All mistakes' jobs, submitted at once and waited for one after the other."""
     return {
-        name: checkout.submit("--ntasks=2", "jobs/cifar100_m100.slurm", *flags, **variables)
+        name: checkout.submit("--ntasks=2", "jobs/run.slurm", *flags, **variables)
         for name, (flags, variables, _) in MISTAKES.items()
     }
 
@@ -158,6 +164,25 @@ def test_cifar100_m100_by_any_number_of_tasks_and_both_mpi(checkout: Checkout) -
     assert "holds another run (--lr was 0.01, now 0.5)" in told(log)
     lines = (checkout.folder / "runs/by_21/metrics.jsonl").read_text().splitlines()
     assert [len(json.loads(line)["cohort"]) for line in lines] == [20, 20, 20]
+
+
+def test_ones_own_images_from_folders_to_the_result(checkout: Checkout) -> None:
+    """run.slurm on three sites: the serial run's SHA-256, and the same command again leaves it alone."""
+    call([str(ROOT / "examples" / "site_images.py"), "images"], checkout.folder)
+    folders = ["folders", "--root", "images", "--image-size", "8", "--channels", "1"]
+    call(["-m", "data_prep", *folders, "--out", "shards/sites.h5"], checkout.folder)
+    flags = ["--shards", "shards/sites.h5", *SMALL, "--rounds", "2"]
+    job = checkout.submit("--ntasks=3", "jobs/run.slurm", *flags)
+    serial = call(["-m", "fedproc_mpi", *flags, "--run-dir", "runs/serial"], checkout.folder)
+    assert serial.returncode == 0, serial.stderr
+    code, log = checkout.finish(job, 120)
+    assert code == 0, log
+    assert "fedproc, 3 rank(s) over mpi" in log
+    (run_dir,) = checkout.folder.glob("runs/sites-fedproc-s0-*")
+    assert summary(run_dir)["model_sha256"] == summary(checkout.folder / "runs/serial")["model_sha256"]
+    code, log = checkout.finish(checkout.submit("--ntasks=2", "jobs/run.slurm", *flags), LIMIT)
+    assert code == 0
+    assert "holds this run, finished" in told(log)
 
 
 def test_table2_as_an_array_of_four(checkout: Checkout) -> None:
