@@ -39,7 +39,7 @@ def parse(argv: Sequence[str]) -> Config:
     parser.add_flags(Config, "flags of every algorithm", flat)
     parser.add_flags(kind, f"flags of {name}", flat)
     config = Config.create(**parser.read(argv))
-    return config.with_options(algorithms.build(name, config.options).options())
+    return algorithms.complete(config)
 
 
 def _add_preset(parser: Parser) -> None:

@@ -5,7 +5,6 @@ change between a run and its resumption). An algorithm's own hyperparameters are
 dataclass (`algorithms/`); here they travel in `options`.
 """
 
-import dataclasses
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -147,10 +146,6 @@ class Config:
     def result_fields(self) -> dict[str, Any]:
         """The keys that can change the model. The shards count by fingerprint, not by path."""
         return {k: v for k, v in self.flat().items() if k != "shards" and k not in EXECUTION_FIELDS}
-
-    def with_options(self, options: Mapping[str, Any]) -> "Config":
-        """The same config with the algorithm's options complete."""
-        return dataclasses.replace(self, options=dict(options))
 
 
 FIELDS = tuple(settings_of(Config))

@@ -11,7 +11,7 @@ from fedproc_mpi import algorithms
 from fedproc_mpi.algorithms.base import Algorithm
 from fedproc_mpi.clock import Clock
 from fedproc_mpi.comm import Comm
-from fedproc_mpi.config import ADAMW_LR, Config
+from fedproc_mpi.config import Config
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.identity import require_same
 from fedproc_mpi.learn.client import Tensors, Trainer
@@ -94,12 +94,8 @@ def set_up(config: Config, comm: Comm) -> Rank:
     on_gpu = placements[comm.client_ranks[0]].gpu is not None
     config = dataclasses.replace(config, device="cuda" if on_gpu else "cpu")
     with comm.agreed():
+        config = algorithms.complete(config)
         algorithm = algorithms.build(config.algorithm, config.options)
-        if config.optimizer not in algorithm.optimizers:
-            known = " or ".join(algorithm.optimizers)
-            raise UserError(f"--optimizer {config.optimizer}: {config.algorithm} is defined for {known}")
-        lr = config.lr or (ADAMW_LR if config.optimizer == "adamw" else algorithm.default_lr)
-        config = dataclasses.replace(config, lr=lr, options=algorithm.options())
         shards = _open_shards(config)
         if config.tensorboard and comm.rank == 0:
             require_tensorboard()

@@ -4,12 +4,14 @@ A file holds one frozen dataclass derived from `Algorithm` (or from another algo
 the algorithm's hyperparameters and become flags; the first line of its docstring is its line in --help.
 """
 
+import dataclasses
 import importlib
 import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
 from fedproc_mpi.algorithms.base import Algorithm
+from fedproc_mpi.config import ADAMW_LR, Config
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.flags import flag, nearest, settings_of, validate
 from fedproc_mpi.plugins import load_file
@@ -37,6 +39,19 @@ def find(name: str) -> type[Algorithm]:
     if len(own) != 1:
         raise UserError(f"--algorithm {name}: the file must hold one Algorithm class, it has {len(own)}")
     return own[0]
+
+
+def complete(config: Config) -> Config:
+    """The config with the algorithm's options, and its learning rate where none is given.
+
+    Raises UserError as `build` does, and for an optimizer that it is not defined for.
+    """
+    algorithm = build(config.algorithm, config.options)
+    if config.optimizer not in algorithm.optimizers:
+        known = " or ".join(algorithm.optimizers)
+        raise UserError(f"--optimizer {config.optimizer}: {config.algorithm} is defined for {known}")
+    lr = config.lr or (ADAMW_LR if config.optimizer == "adamw" else algorithm.default_lr)
+    return dataclasses.replace(config, lr=lr, options=algorithm.options())
 
 
 def build(name: str, options: Mapping[str, Any]) -> Algorithm:

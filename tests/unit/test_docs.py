@@ -11,9 +11,13 @@ import pytest
 from data_prep.__main__ import main as data_prep
 from fedproc_mpi import algorithms, run
 from fedproc_mpi.cli import parse
+from fedproc_mpi.compare import main as compare
 from fedproc_mpi.config import PRESET_DIR, Config
+from fedproc_mpi.evaluate import main as evaluate
+from fedproc_mpi.export import main as export
 from fedproc_mpi.flags import flag, settings_of
 from fedproc_mpi.learn.models import MODELS, RESNETS
+from fedproc_mpi.predict import main as predict
 from tests.support.processes import ROOT
 
 README = ROOT / "README.md"
@@ -123,6 +127,12 @@ def read_by_data_prep(
         assert re.search("no such (folder|file|shards file)|not found|missing in|looked for", said), said
 
 
+ANSWERS = {
+    "fedproc_mpi.compare": compare,
+    "fedproc_mpi.evaluate": evaluate,
+    "fedproc_mpi.export": export,
+    "fedproc_mpi.predict": predict,
+}
 OUR_CALLS = [(page, module, arguments) for page in PAGES for module, arguments in module_calls(page)]
 
 
@@ -150,6 +160,10 @@ def test_commands_are_read_by_the_programs(
             parse(arguments)
     elif module == "data_prep":
         read_by_data_prep(arguments, tmp_path, monkeypatch, capsys)
+    elif module in ANSWERS and "--help" not in arguments:  # the flags are read; the run is not there
+        monkeypatch.chdir(tmp_path)
+        assert ANSWERS[module](arguments) == 2
+        assert "is no run directory" in capsys.readouterr().err
     else:
         assert importlib.util.find_spec(module), f"{page_id(page)}: no module {module}"
 
