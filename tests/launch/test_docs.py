@@ -34,7 +34,7 @@ def test_the_readme_s_walk_through_own_images(tmp_path: Path) -> None:
     assert accuracy["fedproc"] > accuracy["solo"] > 60
     assert re.search(r"fedproc against solo: of 3 sites \d gain", done.stdout)
     assert (tmp_path / "figures" / "sites_classifier.png").stat().st_size > 0
-    predicted = re.findall(r"^images/East/(\w+)/000\.png  (\w+)  [\d.]+ %  nearest", done.stdout, re.M)
+    predicted = re.findall(r"^images/East/(\w+)/000\.png +(\w+)  [\d.]+ %  nearest", done.stdout, re.M)
     assert predicted == [("healthy", "healthy"), ("ill", "ill")]
     assert (tmp_path / "together.pt2").stat().st_size > 0
 
