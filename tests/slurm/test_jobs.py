@@ -180,7 +180,7 @@ def test_ones_own_images_from_folders_to_the_result(checkout: Checkout) -> None:
     assert "fedproc, 3 rank(s) over mpi" in log
     (run_dir,) = checkout.folder.glob("runs/sites-fedproc-s0-*")
     assert summary(run_dir)["model_sha256"] == summary(checkout.folder / "runs/serial")["model_sha256"]
-    code, log = checkout.finish(checkout.submit("--ntasks=2", "jobs/run.slurm", *flags), LIMIT)
+    code, log = checkout.finish(checkout.submit("--ntasks=2", "jobs/run.slurm", *flags), 3 * LIMIT)
     assert code == 0, log
     assert "holds this run, finished" in told(log)
 
