@@ -66,18 +66,17 @@ def write(
         every_val = np.concatenate(val_parts)
         val = ToHoldOut(watched.held_out(source.train, every_val), len(every_val), own)
     sizes = [len(part) for part in parts]
-    samples = sum(sizes) + test.num + (val.num if val else 0)
+    num_held_out = test.num + (val.num if val else 0)
     try:
-        _check_room(out, samples * (int(np.prod(source.image_shape)) + 2))
+        _check_room(out, (sum(sizes) + num_held_out) * (int(np.prod(source.image_shape)) + 2))
         fingerprint = write_shards(out, header, sizes, watched.clients(source.train, parts), test, val)
     except OSError as error:
         raise UserError(f"cannot write {out}: {reason(error)}; nothing was left there") from error
     if twice := watched.twice:
         held_out = "test and validation" if val else "test"
-        total = test.num + (val.num if val else 0)
         say(
-            f"data_prep: {twice} of {total} {held_out} images are training images: accuracy will look too "
-            "good"
+            f"data_prep: {twice} of {num_held_out} {held_out} images are training images: "
+            "accuracy will look too good"
         )
     if wrong := watched.ranges.suspicious(names):
         say(f"data_prep: {out}: SUSPICIOUS pixels: {wrong}")

@@ -35,9 +35,7 @@ def _compare(argv: list[str]) -> None:
     require_alone("compare")
     parser = Parser("compare", prog="python -m fedproc_mpi.compare", description=HELP)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directories")
-    parser.add_flags(Options, "flags")
-    given = parser.parse_args(argv)
-    options = Options(**parser.read(argv))
+    given, options = parser.read_as(Options, argv)
     comparison = compare(given.runs)
     if not options.out:
         say("\n\n".join(section.text() for section in comparison.sections()))

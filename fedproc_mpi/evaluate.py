@@ -39,9 +39,7 @@ def _evaluate(argv: list[str]) -> None:
     require_alone("evaluate")
     parser = Parser("evaluate", prog="python -m fedproc_mpi.evaluate", description=HELP)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directories")
-    parser.add_flags(Options, "flags")
-    given = parser.parse_args(argv)
-    options = Options(**parser.read(argv))
+    given, options = parser.read_as(Options, argv)
     for run_dir in given.runs:
         name = run_dir.resolve().name
         evaluation = Evaluation(name, predict_test(run_dir, options.shards, options.best))

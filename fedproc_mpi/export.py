@@ -92,9 +92,7 @@ def _export(argv: list[str]) -> None:
     require_alone("export")
     parser = Parser("export", prog="python -m fedproc_mpi.export", description=HELP)
     parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
-    parser.add_flags(Options, "flags")
-    given = parser.parse_args(argv)
-    options = Options(**parser.read(argv))
+    given, options = parser.read_as(Options, argv)
     config, record = read_config(given.run)
     model = load_model(given.run, find_client(record["data"], options.client), options.best)
     height, width, channels = model.image_shape

@@ -15,11 +15,12 @@ import types
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.terminal import say
 
+Options = TypeVar("Options")
 REQUIRED = dataclasses.MISSING  # the default of a setting that has none
 KINDS = "bool, int, float, str, Path, a Literal of strings or ints, tuple[str, ...], or one of them | None"
 READERS: dict[type, tuple[Any, ...]] = {int: (int, float), float: (float,), Path: (Path,)}
@@ -125,7 +126,15 @@ class Parser(argparse.ArgumentParser):
 
         Raises UserError for an unknown flag or word, a missing value, and a required flag that is missing.
         """
-        given = vars(self.parse_args(argv))
+        return self._values_of(vars(self.parse_args(argv)))
+
+    def read_as(self, kind: type[Options], argv: Sequence[str]) -> tuple[argparse.Namespace, Options]:
+        """The words without a flag, and the flags, which are the settings of `kind`, as an instance of it."""
+        self.add_flags(kind, "flags")
+        given = self.parse_args(argv)
+        return given, kind(**self._values_of(vars(given)))
+
+    def _values_of(self, given: Mapping[str, Any]) -> dict[str, Any]:
         values = {k: v if given[k] is None else given[k] for k, v in self._values.items()}
         for name, value in values.items():
             if value is REQUIRED:

@@ -51,9 +51,7 @@ def _predict(argv: list[str]) -> None:
     parser.add_argument(
         "images", type=Path, nargs="+", metavar="IMAGE", help="image files, or folders of them"
     )
-    parser.add_flags(Options, "flags")
-    given = parser.parse_args(argv)
-    options = Options(**parser.read(argv))
+    given, options = parser.read_as(Options, argv)
     _, record = read_config(given.run)
     model = load_model(given.run, find_client(record["data"], options.client), options.best)
     rows = list(_rows(model, record["data"].get("bits"), given.images, options.skip_broken))

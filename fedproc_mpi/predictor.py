@@ -3,6 +3,7 @@
 Shapes: B images, C channels, H, W image, K classes, D width of z.
 """
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedproc_mpi import algorithms
+from fedproc_mpi.algorithms.base import Algorithm
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.learn.data import Normalise
 from fedproc_mpi.learn.models import block_size
@@ -80,10 +82,14 @@ class Predictor(nn.Module):
         """Scores (B, K) of the classes by the run's prototypes, the highest wins; None where it has none."""
         if self.prototypes_KD is None:
             return None
-        algorithm = algorithms.build(self.config.algorithm, self.config.options)
-        return algorithm.prototype_scores(
+        return self._algorithm.prototype_scores(
             z_BD, {name: tensor.to(z_BD.device) for name, tensor in self._entries.items()}
         )
+
+    @functools.cached_property
+    def _algorithm(self) -> Algorithm:
+        """Built when it is first asked: a user's own file may be gone, and the classifier needs none."""
+        return algorithms.build(self.config.algorithm, self.config.options)
 
     def both(self, images: Images) -> tuple[Tensor, Tensor]:
         """(z_BD, logits_BK), float32, of images as in `forward`."""

@@ -161,7 +161,7 @@ class Shards:
         self.fingerprint = _text(self._file, "fingerprint")
         self.test_set = HeldOut(self, "test")
         self.val_set = HeldOut(self, "val") if "val" in self._file else None
-        datasets = [self._images, self.test_set.images, *([self.val_set.images] if self.val_set else [])]
+        datasets = [self._images, *(held_out.images for held_out in self.held_out())]
         if any(dataset.dtype != np.uint8 for dataset in datasets):
             raise UserError(f"{self.path}: images are not uint8; make it again")
         channels, names = self.header.image_shape[2], self.header.client_names

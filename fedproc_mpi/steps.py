@@ -173,8 +173,9 @@ def round_line(
     Of the time that clients took ("train"), the slowest rank's seconds for class means ("prototypes") and
     clients' files ("client_state") are told apart.
     """
-    if accuracies and len(accuracies.get("client_accuracy", ())) > MOST_NAMED and r.t + 1 < r.total:
-        accuracies = {k: v for k, v in accuracies.items() if k != "client_accuracy"}
+    if accuracies and r.t + 1 < r.total:
+        by_name = {k for k, v in accuracies.items() if isinstance(v, Mapping) and len(v) > MOST_NAMED}
+        accuracies = {k: v for k, v in accuracies.items() if k not in by_name}
     slowest, worked = max(reports, key=lambda report: report.total_seconds).seconds, clock.seconds["train"]
     parts = {phase: min(slowest.get(phase, 0.0), worked) for phase in ("prototypes", "client_state")}
     seconds = {**clock.seconds, "train": max(0.0, worked - sum(parts.values())), **parts}
@@ -252,8 +253,8 @@ def test_at_the_end(rank: Rank, store: RunStore) -> tuple[dict[str, Any], dict[s
         return {}, {}
     on_test, everyone = evaluator(rank, rank.shards.test_set), rank.share_of_all()
     final = best = measure(rank, store, on_test, everyone)
-    with store.best_model() as there:
-        if there is not None:
+    with store.best_model() as another:
+        if another:
             best = measure(rank, store, on_test, everyone)
     line = best_line(store.lines)
     if final is None or best is None or line is None:

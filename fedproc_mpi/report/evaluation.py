@@ -31,12 +31,15 @@ class Site:
 
 
 class Evaluation:
-    """The figures of one run. way: how classes are told, "classifier" or "prototypes"."""
+    """The figures of one run.
+
+    way: how classes are told, "classifier" or "prototypes". who: what a client is called.
+    """
 
     def __init__(self, name: str, on_test: OnTest) -> None:
         """name: of the run, for titles."""
         self.name, self.on_test = name, on_test
-        self.ways = list(on_test.told)
+        self.ways, self.who = list(on_test.told), "site" if on_test.natural else "client"
         self.whole = {way: {k: score(one) for k, one in told.items()} for way, told in on_test.told.items()}
         self.pooled = {way: score(_pooled(on_test, way)) for way in self.ways}
         self.sites = {way: _sites(on_test, way, self.whole[way]) for way in self.ways}
@@ -164,9 +167,8 @@ class Evaluation:
                 f"{middle:.1f}, 90 % {high:.1f}."
             )
         picture = f"sites_{way}.png" if pictures else ""
-        who = "site" if self.on_test.natural else "client"
         return Section(
-            f"{self.name}: by {who}, told by the {_way(way)}, %", self._site_table(shown), said, picture
+            f"{self.name}: by {self.who}, told by the {_way(way)}, %", self._site_table(shown), said, picture
         )
 
     def _site_table(self, sites: Sequence[Site], all_classes: bool = False) -> Table:
@@ -174,7 +176,7 @@ class Evaluation:
         per_class = all_classes or len(names) <= MOST_CLASSES
         recalls = [f"recall {name}" for name in names] if per_class else []
         header = [
-            "site" if self.on_test.natural else "client",
+            self.who,
             "images",
             "accuracy",
             "95 %",
@@ -212,7 +214,7 @@ class Evaluation:
             for site in sites
         ]
         rows = [f"{site.name} ({site.n})" for site in sites]
-        labels = ("site" if self.on_test.natural else "client", "class", "recall (numbers: %)")
+        labels = (self.who, "class", "recall (numbers: %)")
         return [path, draw_heatmap(recall_mK, texts, rows, names, labels, folder / f"sites_{way}.png")]
 
 

@@ -97,7 +97,7 @@ def read_model(run_dir: Path, client: int | None, best: bool = False) -> SavedMo
     config, record = read_config(run_dir)
     finished = (run_dir / MODEL).is_file()
     if finished and not best:
-        saved = _read_final(run_dir / MODEL)
+        saved = read_saved(run_dir / MODEL, "; delete it, and --resume makes it again")
     else:
         saved = _read_unfinished(run_dir, config, [BEST] if best else [CHECKPOINT, PREVIOUS])
     data, kinds = record["data"], saved.get("client_models")
@@ -126,29 +126,19 @@ def read_model(run_dir: Path, client: int | None, best: bool = False) -> SavedMo
     return SavedModel(module, config, data, entries, saved.get("rounds", config.rounds), finished)
 
 
-def _read_final(path: Path) -> dict[str, Any]:
-    """What model.pt holds."""
+def read_saved(path: Path, remedy: str = "") -> dict[str, Any]:
+    """What model.pt, a checkpoint or best.pt holds. UserError, with a remedy, where it cannot be read."""
     try:
         return dict(read_tensors(path))
     except Exception as error:  # a damaged file can fail in any way
-        raise UserError(
-            f"{path} cannot be read ({type(error).__name__}: {error}); delete it, and --resume makes it again"
-        ) from error
-
-
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """What a checkpoint, or best.pt, holds. UserError where it cannot be read."""
-    try:
-        return dict(read_tensors(path))
-    except Exception as error:  # a damaged file can fail in any way
-        raise UserError(f"{path} cannot be read ({type(error).__name__}: {error})") from error
+        raise UserError(f"{path} cannot be read ({type(error).__name__}: {error}){remedy}") from error
 
 
 def _read_unfinished(run_dir: Path, config: Config, names: Sequence[str]) -> dict[str, Any]:
     """The first whole one of these checkpoints (best.pt is one) as model.pt would hold it, and its round."""
     for name in names:
         with suppress(UserError):  # missing, or damaged
-            saved = read_checkpoint(run_dir / name)
+            saved = read_saved(run_dir / name)
             found = {**saved["state"], "client_versions": saved["client_versions"]}
             found["rounds"] = saved["next_round"]
             algorithm = algorithms.build(config.algorithm, config.options)

@@ -19,7 +19,7 @@ from fedproc_mpi.store.lock import RunLock
 from fedproc_mpi.store.model import (
     hashes_over_clients,
     model_hashes,
-    read_checkpoint,
+    read_saved,
     save_model,
     save_personal,
 )
@@ -77,6 +77,8 @@ class RunStore:
             self.lines = [] if saved is None else saved["lines"]
             # What a killed run wrote after its last checkpoint is done again.
             save_text("".join(map(metrics.text, self.lines)), run_dir / METRICS)
+            if saved is not None and (run_dir / BEST).exists():
+                self._best_versions = read_saved(run_dir / BEST)["client_versions"]
         except UserError:
             self.close()
             raise
@@ -84,8 +86,6 @@ class RunStore:
             return run_dir, False, 0, []
         for name, tensor in saved["state"].items():
             rank.state[name].copy_(tensor)
-        if (run_dir / BEST).exists():
-            self._best_versions = read_checkpoint(run_dir / BEST)["client_versions"]
         return run_dir, False, saved["next_round"], [saved["client_versions"], *saved["earlier_versions"]]
 
     def save(self, line: dict[str, Any], stopping: bool) -> dict[str, Any]:
@@ -128,27 +128,26 @@ class RunStore:
         return patience > 0 and metrics.rounds_since_best(self.lines) >= patience
 
     @contextmanager
-    def best_model(self) -> Iterator[Mapping[str, Any] | None]:
+    def best_model(self) -> Iterator[bool]:
         """In a `with` block the model of the best round by validation is the present one. Collective.
 
-        Gives that round's line, or None where no other round than the last was the best; on the other ranks
-        the same without the line's content.
+        Gives whether that is another one than the last round's.
         """
         rank, line, saved = self._rank, metrics.best_line(self.lines), None
         with rank.comm.agreed():
             if line is not None and line is not self.lines[-1]:
-                saved = read_checkpoint(self.run_dir / BEST)
-        there = rank.comm.share({"versions": saved["client_versions"]} if saved else {})
-        if not there:
-            yield None
+                saved = read_saved(self.run_dir / BEST)
+        best_versions = rank.comm.share(saved["client_versions"] if saved else [])
+        if not best_versions:
+            yield False
             return
         last, versions = rank.state.buffer.clone(), list(self.clients.versions)
         if saved is not None:
             for name, tensor in saved["state"].items():
                 rank.state[name].copy_(tensor)
         rank.comm.broadcast(rank.state.buffer)
-        self.clients.versions = there["versions"]
-        yield line or {}
+        self.clients.versions = best_versions
+        yield True
         rank.state.buffer.copy_(last)
         self.clients.versions = versions
 

@@ -11,8 +11,11 @@ from PIL import Image
 
 from data_prep.cli import main as data_prep
 from fedproc_mpi import Config, UserError, load_model, run
+from fedproc_mpi.clock import Clock
 from fedproc_mpi.federated import Result
+from fedproc_mpi.learn.client import Round
 from fedproc_mpi.shards import Shards
+from fedproc_mpi.steps import Report, round_line
 from fedproc_mpi.store import checkpoint, metrics
 
 QUICK = {"rounds": 6, "local_epochs": 1, "batch_size": 32}
@@ -177,6 +180,19 @@ def test_patience_ends_a_run(
         resumed = run_once(validated, run_dir, **options, resume=True)
         for key in ("model_sha256", "final_accuracy", "best_accuracy", "best_round", "rounds"):
             assert resumed.summary[key] == result.summary[key]
+
+
+def test_lines_of_many_clients_name_them_in_the_last_round_alone() -> None:
+    """Of 201 clients, on the test set and on the validation set; of 200 always."""
+    for many, told in ((201, [False, True]), (200, [True, True])):
+        named = {str(k): 0.5 for k in range(many)}
+        figures = {"client_accuracy": named, "client_val_accuracy": named, "val_accuracy": 0.5}
+        for t in range(2):
+            clock = Clock()
+            clock.mark("train")
+            line = round_line(Round(t, 2, many), [0], [Report()], figures, {}, clock)
+            assert line["val_accuracy"] == 0.5
+            assert ("client_accuracy" in line, "client_val_accuracy" in line) == (told[t], told[t])
 
 
 def killed_in_round_3(save: Callable[..., None]) -> Callable[..., None]:
