@@ -11,7 +11,10 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
-OUTSIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "CITATION.cff", "results/*.md", "results/*/*.png")
+OUTSIDE = (
+    *("CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "CITATION.cff"),
+    *("results/*.md", "results/*/*.png", "examples/*/*.sh", "examples/*/*.ipynb"),
+)
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
 
 
