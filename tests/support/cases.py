@@ -20,6 +20,7 @@ SMALL = {
     "checkpoint_every": 2,
     "eval_every": 2,
 }
+VALIDATED = "validated.h5"  # shards with a validation set, in the folder that a test works in
 QUICK = {"rounds": 3, "local_epochs": 1, "batch_size": 32}
 # Every algorithm with sampling and BatchNorm, two kinds of personal models, excluded clients.
 ALGORITHMS: dict[str, dict] = {
@@ -52,6 +53,22 @@ VARIANTS: dict[str, dict] = {
         "sample_rate": 0.4,
     },
     "dropout": {**QUICK, "algorithm": "fedavg", "model": "tests.support.small_models:WithBatchNorm"},
+    # Of 12 rounds some are left: every rank has to end at the same one, and MOON's clients keep their models.
+    "early stopping": {
+        **QUICK,
+        "shards": VALIDATED,
+        "algorithm": "moon",
+        "rounds": 12,
+        "patience": 2,
+        "eval_every": 2,
+        "optimizer": "adamw",
+        "lr": 0.02,
+        "lr_schedule": "cosine",
+        "warmup": 2,
+        "clip_norm": 0.5,
+        "label_smoothing": 0.1,
+        "class_weights": "balanced",
+    },
 }
 CASES = ALGORITHMS | VARIANTS
 

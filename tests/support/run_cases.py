@@ -27,7 +27,7 @@ for label in wanted:
     found = {}
     for name, options in getattr(cases, names).items() if inside else ():
         run_dir = str(Path(out) / f"{name}-{part}")
-        config = Config.create(shards=shards, run_dir=run_dir, **options, transport=transport)
+        config = Config.create(**{"shards": shards, **options}, run_dir=run_dir, transport=transport)
         result = run(config, MpiComm(members))
         if result is not None:
             found[name] = cases.outcome(result)
