@@ -112,6 +112,9 @@ def client_test_rows(
 
 
 def site_test_rows(rows: Sequence[Indices], test_sites: Indices) -> list[Indices]:
-    """Natural partition: a client's test rows are its site's own, where the test set has any of them."""
+    """Natural partition: a client's test rows are its site's own, none where the test set has none of them.
+
+    Where it has none of any site, `rows` stay.
+    """
     own = [np.flatnonzero(test_sites == i) for i in range(len(rows))]
-    return [mine if len(mine) else mixed for mine, mixed in zip(own, rows, strict=True)]
+    return own if any(map(len, own)) else list(rows)

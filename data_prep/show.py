@@ -13,6 +13,8 @@ from fedproc_mpi.partition import class_counts
 from fedproc_mpi.shards import Shards
 from fedproc_mpi.terminal import say
 
+MOST_CLIENTS, MOST_CLASSES = 30, 10  # up to which there is a table by client and class
+
 
 def inspect(path: Path, plot: Path | None) -> None:
     """Print the table; write the picture where `plot` is given."""
@@ -40,11 +42,27 @@ def inspect(path: Path, plot: Path | None) -> None:
         }
         for name, value in lines.items():
             say(f"{name:18} {value}")
+        if len(sizes) <= MOST_CLIENTS and shards.num_classes <= MOST_CLASSES:
+            for row in _by_client(shards, counts_mK):
+                say(row)
         if plot is not None:
             from data_prep.plot import draw
 
             draw(shards, counts_mK, plot)
             say(f"{'picture':18} {plot}")
+
+
+def _by_client(shards: Shards, counts_mK: npt.NDArray[np.int64]) -> list[str]:
+    """A table in lines: each client's training images by class, and its other images."""
+    val, test = shards.val_set, shards.test_set
+    head = ["client", *shards.header.class_names, "train", *(["validation"] if val else []), "test"]
+    rows = [head]
+    for i, counts in enumerate(counts_mK):
+        held = [len(val.rows(i))] if val else []
+        name = shards.header.client_names[i] if shards.header.client_names else str(i)
+        rows.append([name, *map(str, (*counts, counts.sum(), *held, len(test.rows(i))))])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join([f"{r[0]:<{widths[0]}}", *map(str.rjust, r[1:], widths[1:])]) for r in rows]
 
 
 def verify(path: Path) -> None:

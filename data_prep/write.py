@@ -1,6 +1,5 @@
 """A source and a partition → the shards file, a piece of one client at a time."""
 
-import hashlib
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from data_prep.partitions import Indices
 from data_prep.ranges import Ranges
 from data_prep.sources.base import Source, Split
 from fedproc_mpi.errors import UserError, reason
-from fedproc_mpi.shards import Header, Images, Labels, ToHoldOut, write_shards
+from fedproc_mpi.shards import Header, Images, Labels, ToHoldOut, digest, write_shards
 from fedproc_mpi.terminal import say
 
 PIECE = 1024  # images in memory at once
@@ -57,6 +56,9 @@ def write(
     rows = client_test_rows(*labels, len(source.class_names), seed, all_there_are=few_shots)
     if natural and source.test.sites is not None:
         rows = site_test_rows(rows, source.test.sites)
+        if without := [name for name, own in zip(names, rows, strict=False) if not len(own)]:
+            more = f" and {len(without) - 5} more" if len(without) > 5 else ""
+            say(f"data_prep: no test image of {', '.join(without[:5])}{more}: no accuracy of its own")
     watched, every_test = _Watched(len(parts)), np.arange(len(source.test.labels))
     test = ToHoldOut(watched.held_out(source.test, every_test), len(every_test), rows)
     val = None
@@ -95,19 +97,15 @@ class _Watched:
         for i, part in enumerate(parts):
             for x_NHWC, y_N in _pieces(split, part):
                 self.ranges.client(i, x_NHWC)
-                self._seen.update(map(_digest, x_NHWC))
+                self._seen.update(map(digest, x_NHWC))
                 yield x_NHWC, y_N
 
     def held_out(self, split: Split, rows: Indices) -> Iterator[tuple[Images, Labels]]:
         """The pieces of a held-out set, after those of all clients."""
         for x_NHWC, y_N in _pieces(split, rows):
             self.ranges.test(x_NHWC)
-            self.twice += sum(_digest(x_HWC) in self._seen for x_HWC in x_NHWC)
+            self.twice += sum(digest(x_HWC) in self._seen for x_HWC in x_NHWC)
             yield x_NHWC, y_N
-
-
-def _digest(x_HWC: Images) -> bytes:
-    return hashlib.blake2b(x_HWC.tobytes(), digest_size=12).digest()
 
 
 def _check_room(out: Path, needed: int) -> None:

@@ -137,10 +137,12 @@ def _show(result: "Result") -> None:
         picture = f"none: {reason(error)}"
     number, chosen_on = summary.get("best_round"), summary.get("best_chosen_on", "test")
     chosen = f"round {number + 1}, chosen on the {chosen_on} set" if number is not None else "of its kind"
+    best = summary["best_accuracy"]
+    best_text = "unknown" if best is None else f"{100 * best:.2f} %"
     split = ", ".join(f"{k} {v:.1f}" for k, v in summary["seconds"].items() if v >= 0.05)
     say(
         f"\nfinal accuracy  {100 * summary['final_accuracy']:.2f} %"
-        f"\nbest accuracy   {100 * summary['best_accuracy']:.2f} % ({chosen})"
+        f"\nbest accuracy   {best_text} ({chosen})"
         f"\nseconds         {summary['total_seconds']:.1f} ({split})"
         f"\nmodel_sha256    {summary['model_sha256']}"
         f"\nrun directory   {result.run_dir}"

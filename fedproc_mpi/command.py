@@ -2,11 +2,22 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from fedproc_mpi.errors import FedprocError, UserError, from_system
 from fedproc_mpi.terminal import complain, open_closed_streams
 
 INTERRUPTED = 130  # as a shell tells of Ctrl-C
+
+
+def require_new(out: Path, endings: Sequence[str]) -> None:
+    """Raise UserError where `--out` is no new file with one of these endings in a folder that is there."""
+    if out.suffix not in endings:
+        raise UserError(f"--out {out}: must end in {' or '.join(endings)}")
+    if out.exists() or out.is_symlink():
+        raise UserError(f"{out} exists; choose another --out, or remove it")
+    if not out.parent.is_dir():
+        raise UserError(f"--out {out}: no folder {out.parent}; make it first")
 
 
 def run_command(name: str, work: Callable[[list[str]], None], argv: Sequence[str] | None = None) -> int:

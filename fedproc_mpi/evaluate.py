@@ -8,9 +8,12 @@ from typing import Literal
 
 from fedproc_mpi.comm.launch import require_alone
 from fedproc_mpi.command import run_command
+from fedproc_mpi.errors import UserError
 from fedproc_mpi.flags import Parser, setting, validate
+from fedproc_mpi.pictures import BITS, read_labelled
 from fedproc_mpi.report.evaluation import Evaluation
-from fedproc_mpi.report.predictions import predict_test
+from fedproc_mpi.report.predictions import predict_pictures, predict_test
+from fedproc_mpi.store.model import read_config
 from fedproc_mpi.terminal import say
 
 HELP = """How good a run's model is on its test set: over all, by class (precision, recall, F1, AUC,
@@ -22,12 +25,17 @@ class Options:
     """The flags."""
 
     shards: str = setting("", "evaluate on the test set of this shards file; empty: the run's own")
+    images: str = setting("", "evaluate on image files: a folder of SITE/CLASS/images or CLASS/images")
+    bits: int | None = setting(None, f"of --images: {BITS}", low=8, high=16)
+    skip_broken: bool = setting(False, "of --images: leave out files that cannot be read, with a count")
     by: Literal["", "site", "class"] = setting("", "site or class: one of the two alone")
     best: bool = setting(False, "the model of the best round by validation (best.pt)")
     out: str = setting("", "write tables (Markdown, CSV) and pictures into this folder")
 
     def __post_init__(self) -> None:
         validate(self)
+        if self.shards and self.images:
+            raise UserError("--shards and --images: one of the two")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,7 +50,13 @@ def _evaluate(argv: list[str]) -> None:
     given, options = parser.read_as(Options, argv)
     for run_dir in given.runs:
         name = run_dir.resolve().name
-        evaluation = Evaluation(name, predict_test(run_dir, options.shards, options.best))
+        if options.images:
+            _, record = read_config(run_dir)
+            pictures = read_labelled(Path(options.images), record, options.bits, options.skip_broken)
+            on_test = predict_pictures(run_dir, pictures, options.best)
+        else:
+            on_test = predict_test(run_dir, options.shards, options.best)
+        evaluation = Evaluation(name, on_test)
         if not options.out:
             say("\n\n".join(section.text() for section in evaluation.sections(options.by)) + "\n")
             continue

@@ -8,7 +8,6 @@ import copy
 import io
 import json
 import logging
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -24,13 +23,13 @@ import torch
 from torch import Tensor, nn
 
 from fedproc_mpi.comm.launch import require_alone
-from fedproc_mpi.command import run_command
+from fedproc_mpi.command import require_new, run_command
 from fedproc_mpi.config import read_json
 from fedproc_mpi.errors import FedprocError, UserError
 from fedproc_mpi.flags import REQUIRED, Parser, setting, validate
 from fedproc_mpi.predictor import Predictor, load_model
 from fedproc_mpi.shards import Shards
-from fedproc_mpi.store.files import SUMMARY
+from fedproc_mpi.store.files import SUMMARY, write_output
 from fedproc_mpi.store.model import find_client, read_config
 from fedproc_mpi.terminal import say
 
@@ -61,12 +60,7 @@ class Options:
 
     def __post_init__(self) -> None:
         validate(self)
-        if self.out.suffix not in KINDS:
-            raise UserError(f"--out {self.out}: must end in {' or '.join(KINDS)}")
-        if self.out.exists():
-            raise UserError(f"{self.out} exists; choose another --out, or remove it")
-        if not self.out.parent.is_dir():
-            raise UserError(f"--out {self.out}: no folder {self.out.parent}")
+        require_new(self.out, list(KINDS))
 
 
 class Exported(nn.Module):
@@ -98,16 +92,12 @@ def _export(argv: list[str]) -> None:
     height, width, channels = model.image_shape
     example = torch.zeros(2, channels, height, width, dtype=torch.uint8)
     write, read = KINDS[options.out.suffix]
-    temporary = options.out.with_name(f".{options.out.stem}.{os.getpid()}{options.out.suffix}")
-    try:
-        with _quiet():
-            write(Exported(model).eval(), example, _metadata(given.run, model), temporary)
-            told = read(temporary)
-        images, which = _images(config.shards, record["data"], example)
-        apart = _compare(model, told, images)
-        os.replace(temporary, options.out)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with _quiet():
+        written = write(Exported(model).eval(), example, _metadata(given.run, model))
+        told = read(written)
+    images, which = _images(config.shards, record["data"], example)
+    apart = _compare(model, told, images)
+    write_output(written, options.out)
     half = " (the run computed in bf16, the file does in fp32)" if config.precision == "bf16" else ""
     say(
         f"{options.out}: {len(images)} {which} in batches of 1 and more: probabilities at most {apart:.1e} "
@@ -127,7 +117,7 @@ def _metadata(run_dir: Path, model: Predictor) -> str:
     return json.dumps(facts, ensure_ascii=False)
 
 
-def _write_onnx(module: nn.Module, example: Tensor, metadata: str, path: Path) -> None:
+def _write_onnx(module: nn.Module, example: Tensor, metadata: str) -> bytes:
     try:
         import onnx
         import onnxscript  # noqa: F401 - torch's exporter needs it
@@ -145,26 +135,28 @@ def _write_onnx(module: nn.Module, example: Tensor, metadata: str, path: Path) -
     assert program is not None
     written = program.model_proto
     onnx.helper.set_model_props(written, {METADATA: metadata})
-    onnx.save(written, path)
+    return bytes(written.SerializeToString())
 
 
-def _read_onnx(path: Path) -> Told:
+def _read_onnx(written: bytes) -> Told:
     try:
         import onnxruntime
     except ImportError as error:
         raise _missing(error) from error
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(written, providers=["CPUExecutionProvider"])
     return lambda images: np.asarray(session.run(["probabilities"], {"images": images})[0])
 
 
-def _write_pt2(module: nn.Module, example: Tensor, metadata: str, path: Path) -> None:
+def _write_pt2(module: nn.Module, example: Tensor, metadata: str) -> bytes:
     shapes = {"images": {0: torch.export.Dim("batch")}}
     program = torch.export.export(module, (example,), dynamic_shapes=shapes)
-    torch.export.save(program, path, extra_files={METADATA: metadata})
+    file = io.BytesIO()
+    torch.export.save(program, file, extra_files={METADATA: metadata})
+    return file.getvalue()
 
 
-def _read_pt2(path: Path) -> Told:
-    module = torch.export.load(path).module()
+def _read_pt2(written: bytes) -> Told:
+    module = torch.export.load(io.BytesIO(written)).module()
     return lambda images: module(torch.from_numpy(images))[1].detach().numpy()
 
 

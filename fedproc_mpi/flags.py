@@ -25,6 +25,7 @@ REQUIRED = dataclasses.MISSING  # the default of a setting that has none
 KINDS = "bool, int, float, str, Path, a Literal of strings or ints, tuple[str, ...], or one of them | None"
 READERS: dict[type, tuple[Any, ...]] = {int: (int, float), float: (float,), Path: (Path,)}
 METAVARS = {int: "N", float: "X", Path: "PATH", tuple: "NAME"}
+FLOAT32_MAX = 3.4e38
 WORDS = {bool: "true or false", str: "a string", Path: "a path", tuple: "a list of strings"}
 
 
@@ -195,7 +196,11 @@ def _kind(name: str, hint: Any) -> tuple[type[Any], tuple[Any, ...]]:
 def _wrong(value: Any, kind: type[Any], choices: tuple[Any, ...], limits: Mapping[str, Any]) -> str:
     """What a value must be and is not, in words; '' where it is right."""
     if choices:
-        return "" if type(value) is kind and value in choices else f"one of {', '.join(map(str, choices))}"
+        return (
+            ""
+            if type(value) is kind and value in choices
+            else f"one of {', '.join(str(c) for c in choices if c != '')}"
+        )
     if kind not in (int, float):
         right = isinstance(value, kind) and (kind is not tuple or all(isinstance(v, str) for v in value))
         return "" if right else WORDS[kind]
@@ -205,6 +210,8 @@ def _wrong(value: Any, kind: type[Any], choices: tuple[Any, ...], limits: Mappin
     too_low = (low is not None and value < low) or (above is not None and value <= above)
     if too_low or not math.isfinite(value) or (high is not None and value > high):
         return _range(low, high, above)
+    if kind is float and abs(value) > FLOAT32_MAX:
+        return f"at most {FLOAT32_MAX:g} in size, as float32 holds it"
     return "a whole number" if kind is int and value != int(value) else ""
 
 

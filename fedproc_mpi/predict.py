@@ -3,21 +3,18 @@
 import csv
 import io
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from fedproc_mpi.comm.launch import require_alone
-from fedproc_mpi.command import run_command
+from fedproc_mpi.command import require_new, run_command
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.flags import Parser, setting, validate
-from fedproc_mpi.plugins import use_data_prep
+from fedproc_mpi.pictures import BITS, decode_files, find_files
 from fedproc_mpi.predictor import Prediction, Predictor, load_model
-from fedproc_mpi.store.files import save_text
+from fedproc_mpi.store.files import write_output
 from fedproc_mpi.store.model import find_client, read_config
 from fedproc_mpi.terminal import say
 
@@ -33,10 +30,13 @@ class Options:
     client: str = setting("", "whose model, by name or number, where clients have models of their own")
     best: bool = setting(False, "the model of the best round by validation (best.pt)")
     out: str = setting("", "write a CSV file here, with the probability of every class")
+    bits: int | None = setting(None, BITS, low=8, high=16)
     skip_broken: bool = setting(False, "leave out files that cannot be read, with a count")
 
     def __post_init__(self) -> None:
         validate(self)
+        if self.out:
+            require_new(Path(self.out), [".csv"])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,9 +54,9 @@ def _predict(argv: list[str]) -> None:
     given, options = parser.read_as(Options, argv)
     _, record = read_config(given.run)
     model = load_model(given.run, find_client(record["data"], options.client), options.best)
-    rows = list(_rows(model, record["data"].get("bits"), given.images, options.skip_broken))
+    rows = list(_rows(model, record, given.images, options))
     if options.out:
-        save_text(_csv(model, rows), Path(options.out))
+        write_output(_csv(model, rows), Path(options.out))
         say(f"{len(rows)} images: {options.out}")
         return
     width = max(len(str(path)) for path, *_ in rows)
@@ -68,47 +68,21 @@ def _predict(argv: list[str]) -> None:
 
 
 def _rows(
-    model: Predictor, bits: int | None, named: Sequence[Path], skip_broken: bool
+    model: Predictor, record: dict[str, Any], named: Sequence[Path], options: Options
 ) -> Iterator[tuple[Path, Prediction, int]]:
     """Each image with the prediction of its chunk and its place there."""
-    use_data_prep()
-    from data_prep.sources.decode import decode, fit
-
-    files, (height, width, channels) = _files(named), model.image_shape
-    if height != width:
-        raise UserError(
-            f"this model takes {height}×{width} px, and files are cut to squares; resize them yourself, and "
-            "load_model(run).predict(images) in Python takes them"
-        )
-    load = partial(fit, size=height, channels=channels, bits=bits or 16)
-    found = False
+    files, found = find_files(named), False
     for start in range(0, len(files), CHUNK):
         chunk = files[start : start + CHUNK]
-        scratch = Path(tempfile.gettempdir())
-        pixels, good = decode(chunk, (height, width, channels), load, scratch, skip_broken)
+        x_NHWC, good = decode_files(chunk, record, options.bits, options.skip_broken)
         for first in range(0, len(good), model.block):
             rows = range(first, min(first + model.block, len(good)))
-            prediction = model.predict(pixels(np.array(rows)))
+            prediction = model.predict(x_NHWC[rows.start : rows.stop])
             for i in rows:
                 found = True
                 yield chunk[good[i]], prediction, i - first
     if not found:
         raise UserError("none of the images can be read")
-
-
-def _files(named: Sequence[Path]) -> list[Path]:
-    """The image files of what was named, those of folders in order. UserError where there are none."""
-    from data_prep.sources.decode import EXTENSIONS, is_image
-
-    files: list[Path] = []
-    for path in named:
-        inside = sorted(filter(is_image, path.rglob("*"))) if path.is_dir() else [path]
-        if not inside:
-            raise UserError(f"{path}: no image in this folder (known: {', '.join(sorted(EXTENSIONS))})")
-        if not path.exists():
-            raise UserError(f"{path}: no such file")
-        files += inside
-    return files
 
 
 def _csv(model: Predictor, rows: Sequence[tuple[Path, Prediction, int]]) -> str:

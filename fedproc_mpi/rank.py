@@ -18,13 +18,12 @@ from fedproc_mpi.learn.client import Tensors, Trainer
 from fedproc_mpi.learn.cohort import Speeds, assign, cohort_size
 from fedproc_mpi.learn.data import Batches, Clients
 from fedproc_mpi.learn.flat import Entry, FlatModel, State
-from fedproc_mpi.learn.models import block_size, build_model, check_resnet_options, embedding_size
-from fedproc_mpi.learn.seeds import seed_for
+from fedproc_mpi.learn.models import block_size, check_resnet_options, embedding_size
 from fedproc_mpi.placement import devices
 from fedproc_mpi.placement.devices import Placement
 from fedproc_mpi.placement.transport import connect_transport
 from fedproc_mpi.shards import Shards
-from fedproc_mpi.store.init import load_init
+from fedproc_mpi.store.init import first_model
 from fedproc_mpi.tensorboard import require_tensorboard
 from fedproc_mpi.terminal import say
 
@@ -78,7 +77,8 @@ class Rank:
         if not self.algorithm.personal:
             return {}
         name = self.algorithm.model_of(self.config, client)
-        module = _build(name, client, self.config, self.shards, self.config.init)
+        shape, classes = self.shards.header.image_shape, self.shards.num_classes
+        module, _ = first_model(self.config, name, client, shape, classes, self.config.init)
         model = FlatModel(module, self.config.channels_last)
         return {"model": model.vector_S, "counters": model.counters_N}
 
@@ -152,8 +152,11 @@ def _trainers(
     batches = Batches(shards, config.augment, device)
     # The server's broadcast brings --init to the others.
     init = config.init if algorithm.personal or comm.rank == 0 else ""
-    modules = {name: _build(name, 0, config, shards, init, tell=comm.rank == 0) for name in names}
-    shape = shards.header.image_shape
+    shape, modules = shards.header.image_shape, {}
+    for name in names:
+        modules[name], told = first_model(config, name, 0, shape, shards.num_classes, init)
+        if told and comm.rank == 0:
+            say(f"fedproc_mpi: {told}")
     widths = {name: embedding_size(module, shape) for name, module in modules.items()}
     width = next(iter(widths.values()))
     for name, other in widths.items():
@@ -179,20 +182,3 @@ def _first_state(algorithm: Algorithm, trainer: Trainer) -> State:
     for name, tensor in shared.items():
         state[name].copy_(tensor)
     return state
-
-
-def _build(
-    name: str, client: int, config: Config, shards: Shards, init: str, tell: bool = False
-) -> torch.nn.Module:
-    """A new model with w⁰; personal models are drawn per client. init: a file of weights, or ''.
-
-    tell: say what of the file was taken, where not all was.
-    """
-    seed = seed_for(config.seed, "model", client=client)
-    shape, classes = shards.header.image_shape, shards.num_classes
-    module = build_model(name, shape, classes, config.normalize_z, seed, config.norm, config.stem)
-    if init:
-        told = load_init(module, init, config.init_part)
-        if told and tell:
-            say(f"fedproc_mpi: {told}")
-    return module

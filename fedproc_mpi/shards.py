@@ -319,6 +319,11 @@ def _readable(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: not a whole shards file ({_brief(error)}); make it again") from error
 
 
+def digest(x_HWC: Images) -> bytes:
+    """By which equal images are found."""
+    return hashlib.blake2b(x_HWC.tobytes(), digest_size=12).digest()
+
+
 def client_label(i: int, names: Sequence[str]) -> str:
     """`client 3`, or `client 3 (St. Mary)` where clients have names: sites, hospitals."""
     return f"client {i} ({names[i]})" if names else f"client {i}"

@@ -253,9 +253,11 @@ def test_at_the_end(rank: Rank, store: RunStore) -> tuple[dict[str, Any], dict[s
         return {}, {}
     on_test, everyone = evaluator(rank, rank.shards.test_set), rank.share_of_all()
     final = best = measure(rank, store, on_test, everyone)
-    with store.best_model() as another:
-        if another:
+    with store.best_model() as which:
+        if which == "another":
             best = measure(rank, store, on_test, everyone)
+        elif which == "lost":
+            best = {}
     line = best_line(store.lines)
     if final is None or best is None or line is None:
         return {}, {}

@@ -1,7 +1,7 @@
 """Image files → uint8 pixels, in parallel threads (Pillow decodes outside the interpreter's lock)."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,6 +20,7 @@ EXTENSIONS = {
     *(".png", ".jpg", ".jpeg", ".jfif", ".jpe", ".bmp"),
     *(".tif", ".tiff", ".webp", ".gif", ".pgm", ".ppm"),
 }
+ALMOST_BLACK = 13  # bits: 16-bit images that use no more have an eighth of the brightness at most
 WHITE_IS_ZERO = 262  # TIFF's tag of how values are meant; Pillow heeds it in 8-bit images alone
 Loader = Callable[[Path], npt.NDArray[np.uint8]]  # a file → (H, W, C)
 
@@ -59,7 +60,7 @@ def decode(
         if not skip_broken:
             remedy = "repair or remove them, or add --skip-broken"
             raise UserError(f"{len(broken)} of {len(files)} images cannot be read: {told}; {remedy}")
-        say(f"data_prep: skipped {len(broken)} of {len(files)} images: {told}")
+        say(f"skipped {len(broken)} of {len(files)} images: {told}")
     good = [i for i, complaint in enumerate(complaints) if not complaint]
     positions = np.array(good, np.int64)
     return lambda rows: x_NHWC[positions[rows]], good
@@ -96,6 +97,27 @@ def fit(
         box = (left, top, left + side, top + side)
         image = image.resize((size, size), Image.Resampling.BILINEAR, box=box, reducing_gap=None)
         return np.asarray(image, np.uint8).reshape(size, size, channels)
+
+
+def check_bits(peaks: Mapping[str, Sequence[int]], bits: int | None) -> None:
+    """Raise UserError where 16-bit images would come out black, or do not fit into --bits.
+
+    peaks: the largest values of the 16-bit images, by where they are. bits: what --bits says, if anything.
+    """
+    for where, values in sorted(peaks.items()):
+        most = max(values)
+        if bits and most.bit_length() > bits:
+            raise UserError(
+                f"{where}: a 16-bit image has the value {most}, which is more than --bits {bits}; "
+                "images of several depths in one set: save them as 8 bits first"
+            )
+        peak = sorted(values)[len(values) * 9 // 10]  # a single overexposed pixel says nothing of the others
+        used = peak.bit_length()
+        if not bits and used <= ALMOST_BLACK:
+            raise UserError(
+                f"{where}: its 16-bit images hardly go above {peak} and would be all but black; "
+                f"--bits {max(8, used + used % 2)} uses these bits, --bits 16 takes them as they are"
+            )
 
 
 def rgb(path: Path, size: int) -> npt.NDArray[np.uint8]:

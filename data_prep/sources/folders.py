@@ -1,7 +1,7 @@
 """A user's own images: SITE/CLASS/*.png, one client a site, or CLASS/*.png to be partitioned."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,15 +12,13 @@ import numpy.typing as npt
 from data_prep.heldout import stratified_split
 from data_prep.partitions import Indices
 from data_prep.sources.base import Pixels, Source, Split, check
-from data_prep.sources.decode import decode, fit
+from data_prep.sources.decode import check_bits, decode, fit
 from data_prep.sources.groups import groups_of
 from data_prep.sources.layout import Item, scan
 from data_prep.sources.sharding import Sharding
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.flags import REQUIRED, nearest, setting
 from fedproc_mpi.terminal import say
-
-ALMOST_BLACK = 13  # bits: 16-bit images that use no more have an eighth of the brightness at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,28 +125,10 @@ class Folders(Sharding):
             return fit(path, size, channels, self.bits or 16, peaks)
 
         pixels, good = decode(files, shape, load, self.scratch, self.skip_broken)
-        self._check_bits([items[i] for i in good], peaks)
-        return pixels, [items[i] for i in good]
-
-    def _check_bits(self, items: list[Item], peaks: Mapping[Path, int]) -> None:
-        """Raise UserError where a site's 16-bit images would come out black, or do not fit into --bits."""
         by_site: dict[str, list[int]] = {}
-        for item in items:
+        for item in (items[i] for i in good):
             if item.path in peaks:
-                by_site.setdefault(item.site, []).append(peaks[item.path])
-        for site, values in sorted(by_site.items()):
-            where, most = f"site {site}" if site else str(self.root), max(values)
-            if self.bits and most.bit_length() > self.bits:
-                raise UserError(
-                    f"{where}: a 16-bit image has the value {most}, which is more than --bits {self.bits}; "
-                    "images of several depths in one set: save them as 8 bits first"
-                )
-            peak = sorted(values)[
-                len(values) * 9 // 10
-            ]  # a single overexposed pixel says nothing of the others
-            used = peak.bit_length()
-            if not self.bits and used <= ALMOST_BLACK:
-                raise UserError(
-                    f"{where}: its 16-bit images hardly go above {peak} and would be all but black; "
-                    f"--bits {max(8, used + used % 2)} uses these bits, --bits 16 takes them as they are"
-                )
+                where = f"site {item.site}" if item.site else str(self.root)
+                by_site.setdefault(where, []).append(peaks[item.path])
+        check_bits(by_site, self.bits)
+        return pixels, [items[i] for i in good]

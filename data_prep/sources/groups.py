@@ -26,7 +26,9 @@ def groups_of(paths: Sequence[Path], root: Path, rule: str) -> list[str]:
     else:
         found = _matches(names, rule)
     if rule.lower().endswith((".csv", ".tsv")) or Path(rule).is_file():
-        raise UserError(f"--group {rule}: name the column as well: TABLE.csv:COLUMN (a table with commas)")
+        raise UserError(
+            f"--group {rule}: name the column as well: TABLE.csv:COLUMN (a table with commas or semicolons)"
+        )
     missing = [name for name, group in zip(names, found, strict=True) if not group]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -47,7 +49,10 @@ def _read_table(path: Path, column: str) -> dict[str, str]:
     """File → group."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
+            first = file.readline()
+            file.seek(0)
+            # A spreadsheet in a language with decimal commas writes semicolons.
+            reader = csv.DictReader(file, delimiter=";" if ";" in first and "," not in first else ",")
             header, rows = list(reader.fieldnames or []), list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"--group {path}: cannot be read as a table: {error}") from error

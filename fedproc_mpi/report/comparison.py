@@ -14,7 +14,7 @@ from fedproc_mpi.report.curves import NAMED_SITES, Sites, accuracy_curve, plot_c
 from fedproc_mpi.report.paired import Difference, against_best, mean_std
 from fedproc_mpi.report.runs import Group, group_runs, read_runs
 from fedproc_mpi.report.tables import NONE, Section, Table
-from fedproc_mpi.store.files import save_text
+from fedproc_mpi.store.files import write_output
 
 FINAL, BEST = "final_accuracy", "best_accuracy"
 COLUMNS = {  # key of summary.json → the column's name
@@ -73,17 +73,19 @@ class Comparison:
         """
         folder.mkdir(parents=True, exist_ok=True)
         files, drawn = [folder / "compare.md", folder / "compare.csv"], []
-        save_text(_results_csv(self), files[1])
-        curves = [accuracy_curve(group.label, [run.lines for run in group.runs]) for group in self.groups]
+        write_output(_results_csv(self), files[1])
+        curves = [
+            accuracy_curve(_curve_label(group), [run.lines for run in group.runs]) for group in self.groups
+        ]
         if shown := [curve for curve in curves if curve is not None]:
             drawn.append(plot_curves(shown, folder / "compare.png"))
         if self.sites:
             files.append(folder / "sites.csv")
-            save_text(_sites_csv(self), files[-1])
+            write_output(_sites_csv(self), files[-1])
             drawn.append(plot_sites(self.sites, folder / "sites.png"))
         sections = self.sections([path.name for path in drawn])
         text = "\n\n".join(["# Comparison", *(section.markdown() for section in sections)])
-        save_text(text + "\n", files[0])
+        write_output(text + "\n", files[0])
         return files + drawn
 
 
@@ -125,12 +127,23 @@ def _accuracy_section(comparison: Comparison, picture: str) -> Section:
     if comparison.shared:
         sentences.append(f"Where a row does not name it: {', '.join(comparison.shared)}.")
     if personal := [group.label for group in groups if "accuracy_std" in group.runs[0].summary]:
-        sentences.append(f"No global model: {', '.join(personal)}. Their test accuracy is the clients' mean.")
+        sentences.append(
+            f"No global model: {', '.join(personal)}. Final is the mean of the clients' models, each on the "
+            "whole test set; the mean of clients has each on the client's own test samples."
+        )
     if "test" in chosen_on:
         sentences.append("A best accuracy chosen on the test set is too good; do not quote it as a result.")
     if bold:
         sentences.append("Bold: better than every other row on the same data, by the tests below.")
     return Section("Accuracy, %", table, sentences, picture)
+
+
+def _curve_label(group: Group) -> str:
+    """What the curve shows where it is not the global model's accuracy."""
+    if "accuracy_std" not in group.runs[0].summary:
+        return group.label
+    own = group.runs[0].summary.get("best_chosen_on") == "validation"
+    return f"{group.label} (mean of clients{', each on its own samples' if own else ''})"
 
 
 def _mean_std(values: Sequence[float]) -> str:

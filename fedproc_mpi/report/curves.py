@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from fedproc_mpi.config import read_json
-from fedproc_mpi.figure import new_figure, plain
+from fedproc_mpi.figure import new_figure, plain, save_figure, shortened
 from fedproc_mpi.store.files import CONFIG
 from fedproc_mpi.store.metrics import read_metrics
 
@@ -17,9 +17,9 @@ from fedproc_mpi.store.metrics import read_metrics
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
 LINES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
-MARKS = 12  # at most so many on a curve
+MARKS = 25  # at most so many on a curve
 LABEL = 76  # characters in a line of the legend
-SITE = 30  # characters of a site's name
+SITE = 36  # characters of a site's name
 NAMED_SITES = 20  # up to so many have a row of their own
 
 Lines = Sequence[Mapping[str, Any]]
@@ -95,8 +95,7 @@ def plot_curves(curves: Sequence[Curve], out: Path) -> Path:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     _legend(figure, axes, columns)
-    figure.savefig(out, dpi=120)
-    return out
+    return save_figure(figure, out)
 
 
 def plot_sites(panels: Sequence[Sites], out: Path) -> Path:
@@ -126,8 +125,8 @@ def plot_sites(panels: Sequence[Sites], out: Path) -> Path:
             ]
             x = [100 * accuracy[name] for name in names]
             axes.plot(x, y, **style, markersize=6 if by_site else 4, alpha=0.8, label=wrapped[label])
-        ticks = panel.names if by_site else [""] * len(panel.by_group)
-        axes.set_yticks(range(len(ticks)), [_name(t) for t in ticks])
+        ticks = shortened(panel.names, SITE) if by_site else [""] * len(panel.by_group)
+        axes.set_yticks(range(len(ticks)), ticks)
         axes.set_ylim(len(ticks) - 0.5, -0.5)
         for between in range(1, len(ticks)):
             axes.axhline(between - 0.5, color="0.8", lw=0.6)
@@ -137,8 +136,7 @@ def plot_sites(panels: Sequence[Sites], out: Path) -> Path:
         if len(panels) > 1:
             axes.set_title(plain(panel.data))
     _legend(figure, all_axes[0], columns, all_axes)
-    figure.savefig(out, dpi=120)
-    return out
+    return save_figure(figure, out)
 
 
 def _style(i: int) -> dict[str, Any]:
@@ -153,11 +151,6 @@ def _style(i: int) -> dict[str, Any]:
 def _wrapped(label: str) -> str:
     """A group's label for the legend; matplotlib leaves out those that begin with _."""
     return textwrap.fill(plain(label if label[:1] != "_" else f" {label}"), LABEL, drop_whitespace=False)
-
-
-def _name(site: str) -> str:
-    """A site's name beside the axis."""
-    return plain(site if len(site) <= SITE else f"{site[: SITE - 1]}…")
 
 
 def _aside(place: int, count: int) -> float:

@@ -12,7 +12,7 @@ from fedproc_mpi.report.heatmap import draw_heatmap
 from fedproc_mpi.report.predictions import ALL, OnTest
 from fedproc_mpi.report.scores import Scores, Told, always, in_mix, interval, score
 from fedproc_mpi.report.tables import NONE, Section, Table
-from fedproc_mpi.store.files import save_text
+from fedproc_mpi.store.files import write_output
 
 MOST_CLASSES = 12  # up to which a table has a column per class
 MOST_SITES = 20  # of more, the terminal shows the worst; files hold all
@@ -59,7 +59,7 @@ class Evaluation:
         folder.mkdir(parents=True, exist_ok=True)
         files = [folder / "evaluate.md"]
         text = "\n\n".join([f"# {self.name}", *(s.markdown() for s in self.sections(by, pictures=True))])
-        save_text(text + "\n", files[0])
+        write_output(text + "\n", files[0])
         for way in self.ways:
             if by != "site":
                 files += self._save_classes(folder, way)
@@ -81,7 +81,7 @@ class Evaluation:
             f"{on_test.class_names[most]}. Balanced: the mean of the classes' recalls.",
         ]
         if not on_test.same_data:
-            said.append("This is another data set than the one of the run.")
+            said.append(f"This is another data set than the one of the run. {_known(on_test)}")
         if on_test.personal:
             said.append("Each client has its own model: mean ± standard deviation over the clients' models.")
         return Section(f"{self.name}: the whole test set, %", table, said)
@@ -136,13 +136,14 @@ class Evaluation:
             f"confusion_{way}.csv": self._confusion_table(way),
         }
         for name, table in tables.items():
-            save_text(table.csv(), folder / name)
+            write_output(table.csv(), folder / name)
         counts_KK, names = self.pooled[way].confusion_KK, self.on_test.class_names
         with np.errstate(invalid="ignore"):
             shares_KK = counts_KK / counts_KK.sum(1, keepdims=True)
         texts = [[str(n) for n in row] for row in counts_KK]
         labels = ("true class", f"told by the {_way(way)}", "share of the true class")
-        picture = draw_heatmap(shares_KK, texts, names, names, labels, folder / f"confusion_{way}.png")
+        out = folder / f"confusion_{way}.png"
+        picture = draw_heatmap(shares_KK, texts, names, names, labels, self._title(), out)
         return [*(folder / name for name in tables), picture]
 
     # ---- by site -----------------------------------------------------------------------------------------
@@ -157,7 +158,7 @@ class Evaluation:
             if self.on_test.natural
             else "On test rows in its class mix.",
             "95 %: Wilson's interval of the accuracy. In its mix: accuracy on the whole test set, classes "
-            "weighted as in the client's training images.",
+            "weighted as in the client's training images, where it has any.",
         ]
         if len(shown) < len(sites):
             values = [100 * s.scores.accuracy for s in sites]
@@ -204,7 +205,7 @@ class Evaluation:
     def _save_sites(self, folder: Path, way: str) -> list[Path]:
         sites, names = self.sites[way], self.on_test.class_names
         path = folder / f"sites_{way}.csv"
-        save_text(self._site_table(sites, all_classes=True).csv(), path)
+        write_output(self._site_table(sites, all_classes=True).csv(), path)
         recall_mK = np.array([site.scores.recall_K for site in sites])
         texts = [
             [
@@ -213,9 +214,23 @@ class Evaluation:
             ]
             for site in sites
         ]
-        rows = [f"{site.name} ({site.n})" for site in sites]
+        rows = [f"{site.name} ({site.n})" for site in sites]  # with the number of images
         labels = (self.who, "class", "recall (numbers: %)")
-        return [path, draw_heatmap(recall_mK, texts, rows, names, labels, folder / f"sites_{way}.png")]
+        out = folder / f"sites_{way}.png"
+        return [path, draw_heatmap(recall_mK, texts, rows, names, labels, self._title(), out)]
+
+    def _title(self) -> str:
+        return f"{self.name}, the model after round {self.on_test.rounds}"
+
+
+def _known(on_test: OnTest) -> str:
+    """How many of the images the run has trained on."""
+    if on_test.trained_on is None:
+        return "Whether the run trained on some of its images is not known: the run's shards are not there."
+    if on_test.trained_on:
+        share = f"{on_test.trained_on} of the {len(on_test.y_N)}"
+        return f"The run has TRAINED ON {share} images: these figures are too good."
+    return "The run has trained on none of its images."
 
 
 def _pooled(on_test: OnTest, way: str) -> Told:

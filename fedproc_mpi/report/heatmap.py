@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedproc_mpi.figure import new_figure, plain
+from fedproc_mpi.figure import new_figure, plain, save_figure, shortened
 
 WRITTEN = 24  # columns, up to which cells hold their numbers
 NAMED = 60  # rows or columns, up to which they are named
-LONGEST = 24  # characters of a name
+TITLE = 70  # characters
+LONGEST = 32  # characters of a name
 
 
 def draw_heatmap(
@@ -19,6 +20,7 @@ def draw_heatmap(
     rows: Sequence[str],
     columns: Sequence[str],
     labels: tuple[str, str, str],
+    title: str,
     out: Path,
 ) -> Path:
     """Write a PNG; returns its path.
@@ -36,9 +38,9 @@ def draw_heatmap(
     axes.set_facecolor("0.85")  # seen where a cell has no value
     image = axes.imshow(values_RC, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     if height <= NAMED:
-        axes.set_yticks(range(height), [_short(name) for name in rows])
+        axes.set_yticks(range(height), shortened(rows, LONGEST))
     if width <= NAMED:
-        axes.set_xticks(range(width), [_short(name) for name in columns], rotation=45, ha="right")
+        axes.set_xticks(range(width), shortened(columns, LONGEST), rotation=45, ha="right")
     if width <= WRITTEN and height <= NAMED:
         for r in range(height):
             for c in range(width):
@@ -46,10 +48,6 @@ def draw_heatmap(
                 axes.text(c, r, texts[r][c], ha="center", va="center", fontsize=8, color="w" if dark else "k")
     axes.set_ylabel(labels[0])
     axes.set_xlabel(labels[1])
+    figure.suptitle(plain(title[:TITLE]), fontsize=10)
     figure.colorbar(image, label=labels[2])
-    figure.savefig(out, dpi=120)
-    return out
-
-
-def _short(name: str) -> str:
-    return plain(name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…")
+    return save_figure(figure, out)

@@ -10,9 +10,10 @@ from typing import Any
 from fedproc_mpi.config import FIELDS
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.flags import flag
-from fedproc_mpi.store.files import CONFIG, SUMMARY
+from fedproc_mpi.store.files import CONFIG, METRICS, SUMMARY
 from fedproc_mpi.store.metrics import read_metrics, read_summary
 from fedproc_mpi.store.model import read_config
+from fedproc_mpi.store.rundir import chooses_by_validation
 
 CONTENTS = "contents of "  # before the name of a file of one's own, among a run's settings
 
@@ -114,9 +115,8 @@ def read_runs(paths: Sequence[Path]) -> tuple[list[FinishedRun], list[str]]:
 def _read(path: Path) -> FinishedRun:
     config, record = read_config(path)
     summary = read_summary(path)
-    for key in ("final_accuracy", "best_accuracy"):
-        if not is_number(summary.get(key)):
-            raise UserError(f"{path / SUMMARY} has no {key}")
+    if not is_number(summary.get("final_accuracy")):
+        raise UserError(f"{path / SUMMARY} has no final_accuracy")
     data = record["data"]
     if not isinstance(data, dict) or not data.get("fingerprint"):
         raise UserError(f"{path / CONFIG} does not say which data the run had")
@@ -124,7 +124,13 @@ def _read(path: Path) -> FinishedRun:
     algorithm, seed = settings.pop("algorithm"), settings.pop("seed")
     files = record.get("files", {})
     settings |= {f"{CONTENTS}{name}": sha for name, sha in files.items()} if isinstance(files, dict) else {}
+    if chooses_by_validation(record):  # which rounds are validated decides which one is the best
+        settings["eval_every"] = config.eval_every
     lines = read_metrics(path)
+    if len(lines) != summary.get("rounds", len(lines)):
+        raise UserError(
+            f"{path / METRICS} is damaged: {len(lines)} of {summary['rounds']} rounds can be read"
+        )
     return FinishedRun(path, algorithm, seed, settings, config.shards, data["fingerprint"], summary, lines)
 
 

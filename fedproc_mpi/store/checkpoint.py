@@ -45,6 +45,21 @@ def save(
         raise UserError(f"cannot save {run_dir / CHECKPOINT}: {reason(error)}") from error
 
 
+class Damaged(Exception):
+    """A file is missing, or a bit of it has changed."""
+
+
+def read_whole(path: Path) -> dict[str, Any]:
+    """What a checkpoint or best.pt holds. Raises Damaged, or UserError where it cannot be read just now."""
+    try:
+        saved = read_tensors(path)
+        saved["next_round"], saved["client_versions"], saved["state"]
+    except Exception as error:  # a damaged file can fail in any way inside torch.load
+        _raise_unless_damaged(path, error)
+        raise Damaged(f"{path} is not whole ({type(error).__name__})") from error
+    return dict(saved)
+
+
 def save_best(run_dir: Path, rounds: int, state: Mapping[str, Tensor], versions: Sequence[int]) -> None:
     """best.pt: the model after so many rounds, as a checkpoint without lines. UserError where that fails."""
     tensors = {name: tensor.cpu().clone() for name, tensor in state.items()}

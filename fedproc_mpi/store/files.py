@@ -17,11 +17,11 @@ CHECKPOINT, PREVIOUS, BEST = "checkpoint.pt", "checkpoint.prev.pt", "best.pt"
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file to write into, which becomes `path` at the end: temporary name, fsync, rename.
 
     Whenever the process is killed, `path` is the old file or the new one. The rename is made to outlive a
-    power failure. Raises UserError where the disk is full or the directory cannot be written.
+    power failure.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
@@ -31,15 +31,37 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
         sync_names(path.parent)
-    except (OSError, RuntimeError) as error:  # torch wraps what the system says in a RuntimeError
+    except (OSError, RuntimeError):
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file of a run to write into, as `_replacing` makes it.
+
+    Raises UserError where the disk is full or the directory cannot be written.
+    """
+    try:
+        with _replacing(path) as file:
+            yield file
+    except (OSError, RuntimeError) as error:  # torch wraps what the system says in a RuntimeError
         if not path.parent.is_dir():
             raise UserError(f"cannot save {path}: {path.parent} is gone, and what was saved there") from error
         raise UserError(
             f"cannot save {path}: {reason(error)}; mend that (make room), and --resume goes on from the last "
             "checkpoint, if there is one"
         ) from error
+
+
+def write_output(content: str | bytes, path: Path) -> None:
+    """A file that a command makes for its user, whole or not at all. UserError where it cannot be written."""
+    try:
+        with _replacing(path) as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {reason(error)}") from error
 
 
 def save_tensors(value: Any, path: Path) -> None:

@@ -7,11 +7,26 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from fedproc_mpi.config import Config
 from fedproc_mpi.errors import UserError
+from fedproc_mpi.learn.models import ImageShape, build_model
+from fedproc_mpi.learn.seeds import seed_for
 from fedproc_mpi.store.files import check_archive
 
 WRAPPERS = ("state_dict", "model")  # under which training scripts save a state_dict
 PREFIXES = ("module.", "encoder.")  # of DistributedDataParallel, and of this package's own models
+
+
+def first_model(
+    config: Config, name: str, client: int, shape: ImageShape, num_classes: int, init: str
+) -> tuple[nn.Module, str]:
+    """A new model with w⁰, and what `load_init` tells; personal models are drawn per client.
+
+    init: a file of weights, or ''. Raises UserError as `build_model` and `load_init`.
+    """
+    seed = seed_for(config.seed, "model", client=client)
+    module = build_model(name, shape, num_classes, config.normalize_z, seed, config.norm, config.stem)
+    return module, load_init(module, init, config.init_part) if init else ""
 
 
 def load_init(module: nn.Module, path: str, part: str) -> str:

@@ -49,9 +49,10 @@ def best_line(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 
 
 def rounds_since_best(lines: Sequence[Mapping[str, Any]]) -> int:
-    """How many rounds ago the validation accuracy was at its best."""
+    """For how many rounds the validation accuracy got no better, as of the last round that has one."""
     best = best_line(lines)
-    return 0 if best is None else int(lines[-1]["round"] - best["round"])
+    validated = [line["round"] for line in lines if line.get(VALIDATED) is not None]
+    return 0 if best is None else int(validated[-1] - best["round"])
 
 
 def summarise(
@@ -65,6 +66,7 @@ def summarise(
 
     final, best: what the test set says of the last model, and of the best one by validation; both empty
     without a validation set. The best accuracy is then the highest that the test set gave in any round.
+    A best model that was lost is known by its round alone; its accuracies are None.
     """
     seconds: dict[str, float] = {}
     for line in lines:
@@ -72,7 +74,7 @@ def summarise(
             seconds[phase] = seconds.get(phase, 0.0) + value
     last = final or lines[-1]
     if best:
-        chosen = {f"best_{k}": best[k] for k in ("round", "accuracy", "balanced_accuracy", VALIDATED)}
+        chosen = {f"best_{k}": best.get(k) for k in ("round", "accuracy", "balanced_accuracy", VALIDATED)}
     else:
         # Personal models are those of the round's cohort, at the end all: only like is compared with like.
         like = [

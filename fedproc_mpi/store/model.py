@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 from fedproc_mpi import algorithms
 from fedproc_mpi.config import RECORDED, Config, read_json
-from fedproc_mpi.errors import UserError
+from fedproc_mpi.errors import UserError, reason
 from fedproc_mpi.flags import nearest
 from fedproc_mpi.learn.flat import FlatModel, list_sha256, tensors_sha256
-from fedproc_mpi.learn.models import build_model
 from fedproc_mpi.store.clients import NONE, read_client
 from fedproc_mpi.store.files import BEST, CHECKPOINT, CONFIG, MODEL, PREVIOUS, read_tensors, save_tensors
+from fedproc_mpi.store.init import first_model
 
+DATA = {"class_names", "image_shape", "mean", "std", "fingerprint"}  # what a record tells of its data
 Tensors = Mapping[str, Tensor]
 
 
@@ -31,14 +32,16 @@ def hashes_over_clients(by_client: Mapping[int, tuple[str, str]]) -> tuple[str, 
     return list_sha256(models), list_sha256(weights)
 
 
-def save_model(run_dir: Path, tensors: Tensors, entries: Tensors) -> None:
-    """Write model.pt: the global model's state_dict, and what the server holds besides."""
-    save_tensors({"state_dict": tensors, **_on_cpu(entries)}, run_dir / MODEL)
+def save_model(run_dir: Path, rounds: int, tensors: Tensors, entries: Tensors) -> None:
+    """Write model.pt: the global model's state_dict after so many rounds, and what the server holds."""
+    save_tensors({"rounds": rounds, "state_dict": tensors, **_on_cpu(entries)}, run_dir / MODEL)
 
 
-def save_personal(run_dir: Path, versions: Sequence[int], kinds: Sequence[str], entries: Tensors) -> None:
+def save_personal(
+    run_dir: Path, rounds: int, versions: Sequence[int], kinds: Sequence[str], entries: Tensors
+) -> None:
     """Write model.pt where models are personal: the version of each client's file, and its kind of model."""
-    named = {"client_versions": list(versions), "client_models": list(kinds)}
+    named = {"rounds": rounds, "client_versions": list(versions), "client_models": list(kinds)}
     save_tensors({**named, **_on_cpu(entries)}, run_dir / MODEL)
 
 
@@ -67,8 +70,9 @@ def read_config(run_dir: Path) -> tuple[Config, dict[str, Any]]:
     if not (run_dir / CONFIG).is_file():
         raise UserError(f"{run_dir} is no run directory: it has no {CONFIG}")
     record = read_json(run_dir / CONFIG)
-    if "data" not in record:
-        raise UserError(f"{run_dir / CONFIG} is no run's record")
+    data = record.get("data")
+    if not isinstance(data, dict) or not set(data) >= DATA:
+        raise UserError(f"{run_dir / CONFIG} is no run's record: it does not tell which data the run had")
     return Config.create(**{k: v for k, v in record.items() if k not in RECORDED}), record
 
 
@@ -80,7 +84,7 @@ def find_client(data: Mapping[str, Any], text: str) -> int | None:
     names = list(data.get("client_names") or ())
     if text in names:
         return names.index(text)
-    if text.isdigit():
+    if text.isdecimal():
         return int(text)
     if not text:
         return None
@@ -110,18 +114,23 @@ def read_model(run_dir: Path, client: int | None, best: bool = False) -> SavedMo
             f"{run_dir}: each client has its own model; name a client, 0 to {len(kinds) - 1}{known}"
         )
     kind = config.model if kinds is None or client is None else kinds[client]
+    version = None if client is None else saved["client_versions"][client]
+    # A client that was never drawn has the model that it would have started with.
+    init = config.init if version == NONE else ""
     shape, classes = tuple(data["image_shape"]), len(data["class_names"])
-    module = build_model(kind, shape, classes, config.normalize_z, 0, config.norm, config.stem)
+    module, _ = first_model(config, kind, client or 0, shape, classes, init)
     # Flat, as the run had it: the same memory format gives the same last bits.
     flat = FlatModel(module, config.channels_last)
-    if client is not None:
-        if saved["client_versions"][client] == NONE:
-            raise UserError(f"{run_dir}: client {client} has not been drawn yet, and has no model")
-        saved = {**saved, **read_client(run_dir, client, saved["client_versions"][client])}
-    if "state_dict" in saved:
-        module.load_state_dict(saved["state_dict"])
-    else:
-        flat.load(saved["model"], saved["counters"])
+    if client is not None and version not in (None, NONE):
+        saved = {**saved, **read_client(run_dir, client, version)}
+    try:
+        if "state_dict" in saved:
+            module.load_state_dict(saved["state_dict"])
+        elif version != NONE:
+            flat.load(saved["model"], saved["counters"])
+    except (KeyError, RuntimeError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise UserError(f"{run_dir}: the saved model is not the one of its {CONFIG}: {why}") from error
     entries = {name: tensor for name, tensor in saved.items() if name in ("prototypes", "seen")}
     return SavedModel(module, config, data, entries, saved.get("rounds", config.rounds), finished)
 
@@ -131,7 +140,9 @@ def read_saved(path: Path, remedy: str = "") -> dict[str, Any]:
     try:
         return dict(read_tensors(path))
     except Exception as error:  # a damaged file can fail in any way
-        raise UserError(f"{path} cannot be read ({type(error).__name__}: {error}){remedy}") from error
+        system = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+        why = f"({reason(error)})" if system else f"({type(error).__name__}: {error}){remedy}"
+        raise UserError(f"{path} cannot be read {why}") from error
 
 
 def _read_unfinished(run_dir: Path, config: Config, names: Sequence[str]) -> dict[str, Any]:

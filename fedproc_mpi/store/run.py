@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -13,18 +13,18 @@ from fedproc_mpi.errors import UserError
 from fedproc_mpi.learn.client import Trainer
 from fedproc_mpi.rank import Rank
 from fedproc_mpi.store import checkpoint, metrics
+from fedproc_mpi.store.checkpoint import Damaged
 from fedproc_mpi.store.clients import NONE, ClientFiles, verify_clients
 from fedproc_mpi.store.files import BEST, METRICS, SUMMARY, save_json, save_text
 from fedproc_mpi.store.lock import RunLock
 from fedproc_mpi.store.model import (
     hashes_over_clients,
     model_hashes,
-    read_saved,
     save_model,
     save_personal,
 )
 from fedproc_mpi.store.rundir import open_run_dir
-from fedproc_mpi.terminal import say
+from fedproc_mpi.terminal import complain, say
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class RunStore:
             self.lines = [] if saved is None else saved["lines"]
             # What a killed run wrote after its last checkpoint is done again.
             save_text("".join(map(metrics.text, self.lines)), run_dir / METRICS)
-            if saved is not None and (run_dir / BEST).exists():
-                self._best_versions = read_saved(run_dir / BEST)["client_versions"]
+            if saved is not None and (best := self._read_best(run_dir)):
+                self._best_versions = best["client_versions"]
         except UserError:
             self.close()
             raise
@@ -105,8 +105,8 @@ class RunStore:
         ended_early = self._out_of_patience() and done < config.rounds
         if ended_early:
             say(
-                f"fedproc_mpi: the validation accuracy was not better for {config.patience} rounds: the run "
-                f"ends after round {done} of {config.rounds}"
+                f"fedproc_mpi: no better validation accuracy for {metrics.rounds_since_best(self.lines)} "
+                f"round(s): the run ends after round {done} of {config.rounds}"
             )
         ending = stopping or done == config.rounds or ended_early
         if ending or done % config.checkpoint_every == 0:
@@ -127,19 +127,37 @@ class RunStore:
         patience = self._rank.config.patience
         return patience > 0 and metrics.rounds_since_best(self.lines) >= patience
 
+    def _read_best(self, run_dir: Path) -> dict[str, Any] | None:
+        """What best.pt holds, None where it is not the best round's of `lines`. On rank 0.
+
+        Raises UserError where the file cannot be read just now.
+        """
+        line, path = metrics.best_line(self.lines), run_dir / BEST
+        if line is None:
+            return None
+        try:
+            saved = checkpoint.read_whole(path)
+        except Damaged as error:
+            complain(f"fedproc_mpi: {error}: the best model is lost, and its test accuracy cannot be told")
+            return None
+        # A killed run may have found a better one after its last checkpoint; that round is done again.
+        return saved if saved["next_round"] == line["round"] + 1 else None
+
     @contextmanager
-    def best_model(self) -> Iterator[bool]:
+    def best_model(self) -> Iterator[Literal["last", "another", "lost"]]:
         """In a `with` block the model of the best round by validation is the present one. Collective.
 
-        Gives whether that is another one than the last round's.
+        Gives whether that is the last round's, another one, or lost; then the last round's stays.
         """
         rank, line, saved = self._rank, metrics.best_line(self.lines), None
+        which: Literal["last", "another", "lost"] = "last"
         with rank.comm.agreed():
             if line is not None and line is not self.lines[-1]:
-                saved = read_saved(self.run_dir / BEST)
-        best_versions = rank.comm.share(saved["client_versions"] if saved else [])
-        if not best_versions:
-            yield False
+                saved = self._read_best(self.run_dir)
+                which = "another" if saved else "lost"
+        which, best_versions = rank.comm.share((which, saved["client_versions"] if saved else []))
+        if which != "another":
+            yield which
             return
         last, versions = rank.state.buffer.clone(), list(self.clients.versions)
         if saved is not None:
@@ -147,7 +165,7 @@ class RunStore:
                 rank.state[name].copy_(tensor)
         rank.comm.broadcast(rank.state.buffer)
         self.clients.versions = best_versions
-        yield True
+        yield which
         rank.state.buffer.copy_(last)
         self.clients.versions = versions
 
@@ -200,7 +218,7 @@ class RunStore:
             return None
         model.load(state["model"], state["counters"])
         tensors = {k: v.cpu().contiguous().clone() for k, v in model.module.state_dict().items()}
-        save_model(self.run_dir, tensors, self._server_entries())
+        save_model(self.run_dir, len(self.lines), tensors, self._server_entries())
         return model_hashes(tensors, self._prototypes())
 
     def _save_personal_models(self) -> tuple[str, str] | None:
@@ -216,7 +234,7 @@ class RunStore:
         if reports is None:
             return None
         kinds = [rank.algorithm.model_of(rank.config, k) for k in range(len(versions))]
-        save_personal(self.run_dir, versions, kinds, self._server_entries())
+        save_personal(self.run_dir, len(self.lines), versions, kinds, self._server_entries())
         return hashes_over_clients({k: hashes for report in reports for k, hashes in report.items()})
 
     def _server_entries(self) -> dict[str, Tensor]:

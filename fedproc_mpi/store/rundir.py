@@ -81,8 +81,11 @@ def _existing(config: Config, fingerprint: str) -> Path | None:
         return None
     if not config.resume:
         refuse_if_written(path)
-        state = "a finished run" if is_finished(path) else "an unfinished run"
-        raise UserError(f"{path} already holds {state}; add --resume to go on, or choose another")
+        if is_finished(path):
+            raise UserError(
+                f"{path} already holds a finished run; choose another, or --resume shows its result"
+            )
+        raise UserError(f"{path} already holds an unfinished run; add --resume to go on, or choose another")
     if differing := differences(path, config, fingerprint):
         hint = ""
         if (
@@ -101,8 +104,10 @@ def _newest_unfinished(config: Config, fingerprint: str) -> Path | None:
     if not unfinished:
         say(f"fedproc_mpi: --resume: no unfinished run in {TOP}/: starting anew")
     elif not same:
-        newest = unfinished[0]
-        raise UserError(f"--resume: no unfinished run of this config; {newest} differs: {differing[newest]}")
+        nearest = min(unfinished, key=lambda path: differing[path].count("; "))  # of several the newest
+        raise UserError(
+            f"--resume: no unfinished run of this config; {nearest} differs: {differing[nearest]}"
+        )
     return same[0] if same else None
 
 
@@ -125,6 +130,7 @@ def _new_directory(config: Config) -> Path:
 def _record(config: Config, shards: Shards, environment: Mapping[str, Any]) -> dict[str, Any]:
     """What config.json holds: all that the result depends on, and where the run was started."""
     header = dataclasses.asdict(shards.header) | {"fingerprint": shards.fingerprint}
+    header["validation_samples"] = len(shards.val_set) if shards.val_set else 0
     own = {**config.flat(), "run_dir": "", "resume": False, "shards_copy": ""}
     return own | {"data": header, "files": own_files(config), "environment": environment}
 
@@ -159,6 +165,9 @@ def differences(run_dir: Path, config: Config, fingerprint: str) -> str:
         and not (key == "device" and "auto" in (old.get(key), value))
         and not (key == "on_diverged" and (old.get(key), value) == ("stop", "exclude"))
     ]
+    if chooses_by_validation(record) and old["eval_every"] != config.eval_every:
+        which = "which rounds are validated decides which one is the best"
+        words.append(f"--eval-every was {old['eval_every']}, now {config.eval_every} ({which})")
     if old.get("data", {}).get("fingerprint") != fingerprint:
         words.append("the shards' contents changed")
     before = old.get("files", {})
@@ -166,6 +175,11 @@ def differences(run_dir: Path, config: Config, fingerprint: str) -> str:
         f"{name} has changed" for name, sha in own_files(config).items() if before.get(name, sha) != sha
     ]
     return "; ".join(words)
+
+
+def chooses_by_validation(record: Mapping[str, Any]) -> bool:
+    """Whether the run of this config.json has a validation set."""
+    return bool(record["data"].get("validation_samples"))
 
 
 def _environment(comm: Comm, placements: Sequence[Placement]) -> dict[str, Any]:

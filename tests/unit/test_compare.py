@@ -22,7 +22,8 @@ from fedproc_mpi.report.paired import against_best, holm, mean_std, paired_diffe
 from fedproc_mpi.report.tables import Section, Table
 
 T_975_2 = 4.302653  # from a table of Student's t
-DATA = {"fingerprint": "ab" * 32, "client_names": []}
+DATA = {"fingerprint": "ab" * 32, "client_names": [], "class_names": ["a", "b"], "image_shape": [8, 8, 1]}
+DATA |= {"mean": [0.5], "std": [0.25]}
 
 
 def make_run(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from sklearn.metrics import classification_report, roc_auc_score
 
 from data_prep.cli import main as data_prep
@@ -151,6 +152,72 @@ def test_sites_have_their_names_and_another_test_set_can_be_used(
         for site in ("East", "North", "South"):
             assert f"\n{site} " in out
         assert "On each site's own held-out images." in out
+
+
+def test_images_of_another_hospital(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same figures as by data_prep's test set, and how many of the images were trained on."""
+    random = np.random.default_rng(0)
+    for place in ("own/East", "own/West", "other/North"):
+        for label, brightest in (("healthy", 60), ("ill", 250)):
+            (tmp_path / place / label).mkdir(parents=True)
+            for i in range(20):
+                pixels = random.integers(0, brightest, (12, 12), np.uint8)
+                Image.fromarray(pixels).save(tmp_path / place / label / f"{i}.png")
+    words = ["--image-size", "12", "--channels", "1", "--out"]
+    own, shards = str(tmp_path / "own"), str(tmp_path / "own.h5")
+    assert data_prep(["folders", "--root", own, *words, shards]) == 0
+    run_dir = str(tmp_path / "run")
+    run(Config.create(algorithm="fedavg", shards=shards, run_dir=run_dir, lr=0.05, **QUICK))
+    capsys.readouterr()
+    assert evaluate([run_dir, "--images", str(tmp_path / "other")]) == 0
+    told = capsys.readouterr().out
+    assert "The run has trained on none of its images." in told
+    both = str(tmp_path / "both.h5")
+    other = ["--test-root", str(tmp_path / "other")]
+    assert data_prep(["folders", "--root", own, *other, *words, both]) == 0
+    capsys.readouterr()
+    assert evaluate([run_dir, "--shards", both]) == 0
+    by_shards = capsys.readouterr().out.splitlines()
+    lines = told.splitlines()
+    for start in ("classifier", "healthy", "ill"):
+        assert [x for x in lines if x.startswith(start)] == [x for x in by_shards if x.startswith(start)]
+    assert [line.split()[:2] for line in lines if line.startswith("North")] == [["North", "40"]]
+    # Of its own folders it has trained on 4 of 5.
+    assert evaluate([run_dir, "--images", own]) == 0
+    assert "TRAINED ON 64 of the 80 images" in capsys.readouterr().out
+    Path(shards).unlink()
+    assert evaluate([run_dir, "--images", own]) == 0
+    assert "is not known: the run's shards are not there" in capsys.readouterr().out
+    (tmp_path / "other/North/odd").mkdir()
+    shutil.copy(tmp_path / "other/North/ill/0.png", tmp_path / "other/North/odd")
+    assert evaluate([run_dir, "--images", str(tmp_path / "other")]) == 2
+    assert "odd is no class of the run" in capsys.readouterr().err
+
+
+def test_sites_without_held_out_images_get_no_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    random = np.random.default_rng(0)
+    for place in ("train/East", "train/West", "test/East"):
+        for label in ("healthy", "ill"):
+            (tmp_path / place / label).mkdir(parents=True)
+            for i in range(12):
+                picture = Image.fromarray(random.integers(0, 256, (12, 12), np.uint8))
+                picture.save(tmp_path / place / label / f"{i}.png")
+    out = str(tmp_path / "sites.h5")
+    roots = ["--root", str(tmp_path / "train"), "--test-root", str(tmp_path / "test")]
+    assert data_prep(["folders", *roots, "--image-size", "12", "--channels", "1", "--out", out]) == 0
+    assert "no test image of West: no accuracy of its own" in capsys.readouterr().out
+    run_dir = str(tmp_path / "run")
+    result = run(Config.create(algorithm="solo", shards=out, run_dir=run_dir, **QUICK))
+    assert result is not None
+    assert set(result.summary["client_accuracy"]) == {"East"}
+    capsys.readouterr()
+    assert evaluate([run_dir]) == 0
+    told = capsys.readouterr().out
+    assert "On each site's own held-out images." in told
+    found = [line.split()[:2] for line in told.splitlines() if line.startswith(("East", "West"))]
+    assert found == [["East", "24"]]
 
 
 def test_what_is_refused(

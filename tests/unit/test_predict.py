@@ -1,6 +1,8 @@
 """The predict command: the shards' very pixels, names, tables, and what is refused."""
 
 import csv
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +76,24 @@ def test_files_give_the_pixels_that_the_shards_hold(
     assert by_shards.prototype_classes is not None
     for row in rows:
         assert row["class"] == ("ill" if float(row["p(ill)"]) > 0.5 else "healthy")
+
+
+def test_16_bit_images_that_the_shards_would_refuse(
+    images: Path, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """12-bit images and a model whose shards were of 8 bits: black without a word, but for --bits 12."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(runs / "fedproc", run_dir)
+    record = json.loads((run_dir / "config.json").read_text())
+    record["data"]["bits"] = None
+    (run_dir / "config.json").write_text(json.dumps(record))
+    ill = images / "East" / "ill"
+    assert predict([str(run_dir), str(ill)]) == 2
+    assert f"{ill}: its 16-bit images hardly go above" in capsys.readouterr().err
+    assert predict([str(run_dir), str(ill), "--bits", "12"]) == 0
+    told = capsys.readouterr().out
+    assert predict([str(runs / "fedproc"), str(ill)]) == 0
+    assert capsys.readouterr().out == told
 
 
 def test_a_clients_own_model_by_its_name(
