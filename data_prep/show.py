@@ -28,7 +28,13 @@ def inspect(path: Path, plot: Path | None) -> None:
             "data set": f"{header.dataset}, {shards.num_classes} classes",
             "images": f"{height}×{width} px, {channels} channel(s)"
             + ("" if height == width else ", NOT SQUARE"),
-            "partition": f"{header.partition}, beta {header.beta}, seed {header.seed}",
+            "partition": ", ".join(
+                [
+                    header.partition,
+                    *([] if header.beta is None else [f"beta {header.beta}"]),
+                    f"seed {header.seed}",
+                ]
+            ),
             "clients": str(len(sizes)),
             "samples": f"{sum(sizes)} train, {len(shards.test_set)} test{_validation(shards)}",
             "samples per client": _spread(sizes),
