@@ -135,4 +135,4 @@ def test_what_is_refused(
         assert error.count("\n") == 1
     monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
     assert export([str(runs / "fedproc"), "--out", str(tmp_path / "model.onnx")]) == 2
-    assert "pip install 'fedproc_mpi[export]'" in capsys.readouterr().err
+    assert "pip install '.[export]' in the checkout" in capsys.readouterr().err
