@@ -165,7 +165,8 @@ KINDS = {".onnx": (_write_onnx, _read_onnx), ".pt2": (_write_pt2, _read_pt2)}
 
 def _missing(error: ImportError) -> UserError:
     return UserError(
-        f"--out …onnx needs packages that are not here ({error.name}): pip install '.[export]' in the checkout"
+        f"--out …onnx needs packages that are not here ({error.name}): "
+        "pip install '.[export]' in the checkout"
     )
 
 
