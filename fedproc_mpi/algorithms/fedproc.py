@@ -70,7 +70,7 @@ class FedProc(Algorithm):
         "global", "prototypes in the loss; local: the client's own class means at the start of the round"
     )
     prototype_init: Literal["means", "zeros", "random"] = setting(
-        "means", "prototypes of round 0; means: class means of the initial model", "author's code"
+        "means", "prototypes of round 0; means: class means of the initial model", "author's code: zeros"
     )
     first_round: Literal["paper", "cross_entropy"] = setting(
         "paper", "round 0 as printed, or cross-entropy alone", "author's code: cross_entropy"
@@ -83,13 +83,23 @@ class FedProc(Algorithm):
         "holders", "uniform over the clients that hold the class; 1/m over all; by class count"
     )
     absent_class: Literal["keep", "zeros"] = setting(
-        "keep", "prototype of a class that no participant holds", "author's code: zeros"
+        "keep", "prototype of a class that no participant holds", "author's code: keep"
+    )
+    unseen_class: Literal["masked", "zero"] = setting(
+        "masked",
+        "a class that has had no prototype yet: left out of the softmax; or a zero vector in it",
+        "author's code: zero",
     )
     denominator: Literal["once", "twice"] = setting(
         "once", "how often the positive stands in the denominator", "FedProc §3.3; Alg. 1 l.18: twice"
     )
-    class_means: Literal["eval", "train"] = setting(
-        "eval", "mode of the class means; train: augmented, drop-last", "Eq. 5; author's code: train"
+    class_means: Literal["eval", "train", "train_bn"] = setting(
+        "eval",
+        "mode of the class means; train: augmented, drop-last; train_bn: moves BatchNorm's statistics too",
+        "Eq. 5; author's code: train_bn",
+    )
+    means_of: Literal["z", "unit"] = setting(
+        "z", "class means of z, or of z scaled to length 1", "Eq. 5; author's code: unit"
     )
 
     loss_names = ("gpc", "ce")
@@ -132,7 +142,7 @@ class FedProc(Algorithm):
         return prototypes.group(trainer, sizes, average=self.prototype_average)
 
     def start_terms(self, task: Task) -> Terms:
-        means = task.class_means(self.class_means, of=task.state)
+        means = task.class_means(self.class_means, self.means_of == "unit", of=task.state)
         return dict(prototypes.term(*means, self.prototype_average))
 
     def start_update(self, state: State, sums: WeightedSums) -> None:
@@ -143,6 +153,8 @@ class FedProc(Algorithm):
         alpha, parts = self.alpha_at(task.round), {}
         if alpha > 0:
             proto_KD, seen_K = task.state["prototypes"], task.state["seen"]
+            if self.unseen_class == "zero":
+                seen_K = torch.ones_like(seen_K)
             twice = self.denominator == "twice"
             gpc = loss_gpc(batch.z_BD, batch.y_B, proto_KD, seen_K, self.temperature, twice)
             parts["gpc"] = (alpha, gpc)
@@ -153,10 +165,11 @@ class FedProc(Algorithm):
     def client_update(self, task: Task) -> Update:
         """Alg. 1 l.12-23: local training, then the client's class means (Eq. 5)."""
         if self.prototype_source == "local":
-            means_KD, counts_K = task.class_means(of=task.state)
+            means_KD, counts_K = task.class_means(unit=self.means_of == "unit", of=task.state)
             task = task.with_state(prototypes=means_KD, seen=counts_K > 0)
         terms, kept = super().client_update(task)
-        means = task.class_means(self.class_means)
+        # The model's term is the model itself: what this pass does to BatchNorm's statistics is averaged too.
+        means = task.class_means(self.class_means, self.means_of == "unit")
         return terms | prototypes.term(*means, self.prototype_average), kept
 
     def server_update(self, state: State, sums: WeightedSums, r: Round) -> None:

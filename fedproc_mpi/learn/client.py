@@ -188,18 +188,21 @@ class Trainer:
         w_P.add_(grad_P, alpha=-self.lr)
 
     @torch.no_grad()
-    def class_means(self, data: ClientData, mode: str = "eval", t: int = 0) -> tuple[Tensor, Tensor]:
+    def class_means(
+        self, data: ClientData, mode: str = "eval", t: int = 0, unit: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Mean z of each class under the present weights: (means_KD float32, counts_K int64).
 
         eval: all samples, no augmentation, eval mode (FedProc Eq. 5). train: one training epoch's
-        batches in train mode, augmented, without the short last one (the author's code); BatchNorm
-        buffers are left as they were. Rows of classes without samples are 0.
+        batches in train mode, augmented, without the short last one; BatchNorm buffers are left as they
+        were. train_bn: the same, and they are left as the pass made them (the author's code). unit: of z/|z|.
+        Rows of classes without samples are 0.
         """
         with self._timed("prototypes"):
             sums_KD = torch.zeros(self.num_classes, self.embedding, dtype=torch.float64, device=self.device)
             counts_K = torch.zeros(self.num_classes, dtype=torch.int64, device=self.device)
             buffers = self.model.vector_S[self.model.num_params :].clone(), self.model.counters_N.clone()
-            if mode == "train":
+            if mode != "eval":
                 self.model.module.train(data.num_examples >= self._min_batch)
                 generator = torch_generator(self.config.seed, "class means", t, data.client)
                 batches = self.batches.epoch(data, self.config.batch_size, generator, True, self._min_batch)
@@ -211,11 +214,14 @@ class Trainer:
                 )
             for x_BCHW, y_B in batches:
                 z_BD, _ = self.forward(x_BCHW)
+                if unit:
+                    z_BD = F.normalize(z_BD)
                 one_hot_BK = F.one_hot(y_B, self.num_classes)
                 sums_KD += one_hot_BK.to(torch.float64).T @ z_BD.to(torch.float64)
                 counts_K += one_hot_BK.sum(0)
-            self.model.vector_S[self.model.num_params :] = buffers[0]
-            self.model.counters_N.copy_(buffers[1])
+            if mode != "train_bn":
+                self.model.vector_S[self.model.num_params :] = buffers[0]
+                self.model.counters_N.copy_(buffers[1])
             return (sums_KD / counts_K.clamp(min=1)[:, None]).float(), counts_K
 
     @torch.no_grad()
@@ -287,14 +293,16 @@ class Task:
             lambda grad_P, w_P: correct_gradient(grad_P, w_P, self),
         )
 
-    def class_means(self, mode: str = "eval", of: Tensors | None = None) -> tuple[Tensor, Tensor]:
+    def class_means(
+        self, mode: str = "eval", unit: bool = False, of: Tensors | None = None
+    ) -> tuple[Tensor, Tensor]:
         """(means_KD, counts_K) of the client's classes under the trained model (`Trainer.class_means`).
 
         of: under the model in these tensors instead, which is then loaded.
         """
         if of is not None:
             self.model.load(of["model"], of["counters"])
-        return self.trainer.class_means(self.data, mode, self.round.t + 1)
+        return self.trainer.class_means(self.data, mode, self.round.t + 1, unit)
 
     def cross_entropy(self, batch: Batch) -> Tensor:
         """The classifier's cross-entropy, with --label-smoothing and --class-weights; mean over the batch.

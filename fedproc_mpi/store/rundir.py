@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedproc_mpi import algorithms
 from fedproc_mpi.comm import Comm
 from fedproc_mpi.config import FIELD_DEFAULTS, RECORDED, Config, read_json
 from fedproc_mpi.errors import UserError
-from fedproc_mpi.flags import flag
+from fedproc_mpi.flags import flag, settings_of
 from fedproc_mpi.identity import own_files, package_sha256
 from fedproc_mpi.placement.devices import Placement
 from fedproc_mpi.shards import Shards
@@ -155,7 +156,9 @@ def differences(run_dir: Path, config: Config, fingerprint: str) -> str:
     record = read_json(run_dir / CONFIG)
     if "data" not in record:
         raise UserError(f"{run_dir / CONFIG} is no run's record: choose another --run-dir")
-    old = {**FIELD_DEFAULTS, **record}  # a field may be younger than the run
+    old = {**FIELD_DEFAULTS, **record}  # a field may be younger than the run, and so may an option
+    with suppress(UserError):  # a file of the user's own that is no algorithm is told where it is used
+        old = {name: f.default for name, f in settings_of(algorithms.find(config.algorithm)).items()} | old
     unknown = sorted(set(old) - set(config.flat()) - set(RECORDED))
     words = [f"{key} is a setting of another version of fedproc_mpi" for key in unknown]
     words += [

@@ -52,6 +52,18 @@ VARIANTS: dict[str, dict] = {
         "absent_class": "zeros",
         "sample_rate": 0.4,
     },
+    # With BatchNorm, whose statistics the pass for the class means moves.
+    "author's code, mended": {
+        **SMALL,
+        "algorithm": "fedproc",
+        "normalize_z": False,
+        "prototype_init": "zeros",
+        "first_round": "cross_entropy",
+        "prototype_average": "count",
+        "unseen_class": "zero",
+        "class_means": "train_bn",
+        "means_of": "unit",
+    },
     "dropout": {**QUICK, "algorithm": "fedavg", "model": "tests.support.small_models:WithBatchNorm"},
     # Of 12 rounds some are left: every rank has to end at the same one, and MOON's clients keep their models.
     "early stopping": {

@@ -80,6 +80,26 @@ def test_class_means_in_train_mode_leave_the_buffers_alone() -> None:
     assert trainer.model.counters_N.tolist() == [0]
 
 
+def test_class_means_that_move_the_buffers() -> None:
+    """One batch of (0, 2), (4, 6): BatchNorm's mean goes from 0 a tenth of the way to (2, 4); means of z/|z|."""
+    trainer = trainer_of(Identity2(), batch_size=2)
+    data = ClientData(
+        0, torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(2, 1, 1, 2), torch.zeros(2).long()
+    )
+    means_KD, _ = trainer.class_means(data, "train_bn")
+    module = trainer.model.module
+    running = next(m for m in module.modules() if isinstance(m, torch.nn.BatchNorm1d)).running_mean
+    torch.testing.assert_close(running, torch.tensor([0.2, 0.4]))
+    assert trainer.model.counters_N.tolist() == [1]
+    # Under the statistics of the start z is the pixels: (3, 4) and (0, 5), scaled (0.6, 0.8) and (0, 1).
+    trainer = trainer_of(Identity2(), batch_size=2)
+    data = ClientData(
+        0, torch.tensor([3, 4, 0, 5], dtype=torch.uint8).view(2, 1, 1, 2), torch.zeros(2).long()
+    )
+    means_KD, _ = trainer.class_means(data, unit=True)
+    torch.testing.assert_close(means_KD[0], torch.tensor([0.3, 0.9]), atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("samples", [1, 5])
 def test_a_lone_sample_never_meets_batchnorm_in_train_mode(samples: int) -> None:
     trainer = trainer_of(Identity2(), batch_size=2, local_epochs=2, lr=0.1)

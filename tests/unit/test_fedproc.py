@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedproc_mpi.algorithms.fedproc import FedProc, loss_gpc
-from fedproc_mpi.learn.client import Round
+from fedproc_mpi.learn.client import Batch, Round, Task
 from fedproc_mpi.learn.flat import Entry, State
 from fedproc_mpi.learn.sums import Group, Term, WeightedSums
 
@@ -47,6 +47,20 @@ def test_a_class_never_seen_is_masked_out(twice: bool) -> None:
     assert torch.isfinite(z_BD.grad).all()
     assert z_BD.grad[1].abs().max() == 0
     assert z_BD.grad[0].abs().max() > 0
+
+
+def test_a_class_never_seen_may_be_a_zero_vector() -> None:
+    """Its cosine is 0: ln(e^0.6 + e^0.8 + e^0) - 0.6 = ln 5.0476597 - 0.6 = 1.0189247; of its own samples the
+    loss is ln 5.0476597 - 0 = 1.6189247."""
+    proto_KD, y_B = PROTO.clone(), torch.tensor([0, 2])
+    proto_KD[2] = 0
+    state = {"prototypes": proto_KD, "seen": torch.tensor([True, True, False])}
+    batch = Batch(torch.empty(2), y_B, torch.cat([Z, Z]), torch.zeros(2, 3))
+    for reading, expected in (("masked", 0.7981389 / 2), ("zero", (1.0189247 + 1.6189247) / 2)):
+        task = Task(None, state, {}, Round(0, 10), None)  # type: ignore[arg-type]
+        weight, value = FedProc(unseen_class=reading).loss(batch, task)["gpc"]
+        assert weight == 1
+        assert value.item() == pytest.approx(expected, abs=1e-6)
 
 
 def test_gradient_flows_into_z_and_not_into_prototypes() -> None:
@@ -111,6 +125,6 @@ def test_author_preset_differs_from_paper_where_facts_say_so() -> None:
     differing = {k for k, v in author.flat().items() if v != paper.flat()[k]}
     assert differing == {
         *("lr", "normalize_z", "last_batch", "first_round"),
-        *("alpha_schedule", "prototype_average", "absent_class", "class_means"),
+        *("alpha_schedule", "prototype_average", "prototype_init", "unseen_class", "class_means", "means_of"),
     }
     assert math.isclose(author.lr, 0.1)
