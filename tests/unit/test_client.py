@@ -81,7 +81,7 @@ def test_class_means_in_train_mode_leave_the_buffers_alone() -> None:
 
 
 def test_class_means_that_move_the_buffers() -> None:
-    """One batch of (0, 2), (4, 6): BatchNorm's mean goes from 0 a tenth of the way to (2, 4); means of z/|z|."""
+    """One batch of (0, 2), (4, 6): BatchNorm's mean goes from 0 a tenth of the way to (2, 4)."""
     trainer = trainer_of(Identity2(), batch_size=2)
     data = ClientData(
         0, torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(2, 1, 1, 2), torch.zeros(2).long()
