@@ -13,7 +13,10 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["fedproc_mpi", "fedproc_mpi.*", "data_prep", "data_prep.*"]),
-    package_data={"fedproc_mpi": ["presets/*.toml", "py.typed"], "data_prep": ["sources/digits.npz"]},
+    package_data={
+        "fedproc_mpi": ["presets/*.toml", "studies/*.toml", "py.typed"],
+        "data_prep": ["sources/digits.npz"],
+    },
     install_requires=[
         "torch>=2.4",
         "torchvision>=0.19",

@@ -1,6 +1,7 @@
 """One lock per run directory: of two processes or jobs that would write one, the second is refused."""
 
 import socket
+import time
 from pathlib import Path
 
 from filelock import OwnerRecord, SoftFileLease, Timeout
@@ -57,6 +58,19 @@ def refuse_if_written(run_dir: Path) -> None:
     owner = SoftFileLease(run_dir / NAME, lease_duration=LEASE_SECONDS).owner
     if owner is not None and _runs_here(owner):
         raise _refusal(run_dir, owner)
+
+
+def is_written(run_dir: Path) -> bool:
+    """Whether a process writes the run directory now, as far as that can be seen from here."""
+    owner = SoftFileLease(run_dir / NAME, lease_duration=LEASE_SECONDS).owner
+    if owner is None:
+        return False
+    if _host(owner) == socket.gethostname():
+        return _runs_here(owner)
+    try:
+        return time.time() - (run_dir / NAME).stat().st_mtime < LEASE_SECONDS
+    except OSError:
+        return False
 
 
 def _refusal(run_dir: Path, owner: OwnerRecord | None) -> UserError:

@@ -78,7 +78,7 @@ def test_a_failing_rank_ends_the_job_with_its_error_shown_once(
         flags = ["--algorithm", "failing.py", "--shards", str(shards), *QUICK, "--transport", transport]
         jobs.append(start(["-m", "fedproc_mpi", *flags], tmp_path / error, ranks=3))
     for error, job in zip(errors, jobs, strict=True):
-        done = finish(job, timeout=60)  # it ends by itself
+        done = finish(job)  # it ends by itself
         assert done.returncode not in (0, 2, 3, 75)
         assert done.stderr.count(f"{error}: out of cheese") == 1
         assert "rank" in done.stderr

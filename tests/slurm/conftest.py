@@ -1,6 +1,8 @@
 """A Slurm for the session, and a checkout of the repository as a user has it, with stand-in shards."""
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,11 +38,20 @@ class Checkout:
 
     def submit(self, *arguments: str, cwd: Path | None = None, **variables: str) -> str:
         """sbatch ARGUMENTS from the folder; the job's number."""
-        import sys
-
         env = clean_environment(**{"FEDPROC_VENV": sys.prefix, **variables})
         del env["PYTHONPATH"]  # the job finds the package in its folder, as a user's does
         return self.slurm.submit(*arguments, cwd=cwd or self.folder, env=env)
+
+    def study(self, *arguments: str) -> str:
+        """What `python -m fedproc_mpi.study ARGUMENTS` from the folder says."""
+        env = clean_environment(FEDPROC_VENV=sys.prefix, SLURM_CONF=str(self.slurm.conf))
+        del env["PYTHONPATH"]
+        words = [sys.executable, "-m", "fedproc_mpi.study", *arguments]
+        done = subprocess.run(
+            words, cwd=self.folder, env=env, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def log(self, job: str) -> str:
         """What the job, or all of an array, wrote."""

@@ -185,22 +185,29 @@ def test_ones_own_images_from_folders_to_the_result(checkout: Checkout) -> None:
     assert "holds this run, finished" in told(log)
 
 
-def test_table2_as_an_array_of_four(checkout: Checkout) -> None:
-    """Each task its own run directory; submitted again, what is finished is left alone."""
-    flags = ["--array=0-3", "--ntasks=2", "jobs/table2.slurm", *SMALL, "--rounds", "1"]
-    before = set(checkout.folder.glob("runs/cifar10_m10-*"))
-    job = checkout.submit(*flags)
-    states = checkout.slurm.wait(job, 240)
-    assert states == [("COMPLETED", 0)] * 4, checkout.log(job)
-    dirs = set(checkout.folder.glob("runs/cifar10_m10-*")) - before
-    algorithms = sorted(summary(path)["algorithm"] for path in dirs)
-    assert algorithms == ["fedavg", "fedproc", "fedprox", "scaffold"]
-    again = checkout.submit("--array=0", *flags[1:])
-    assert checkout.slurm.wait(again, 60) == [("COMPLETED", 0)]
-    assert "holds this run, finished" in told(checkout.log(again))
-    outside = checkout.submit("--array=18", *flags[1:])
-    assert checkout.slurm.wait(outside, LIMIT) == [("FAILED", 2)]
-    assert "make --array=0-17" in told(checkout.log(outside))
+def test_a_study_as_an_array(checkout: Checkout) -> None:
+    """Each task its own run directory; what is finished is not submitted again."""
+    (checkout.folder / "four.toml").write_text(
+        "flags = {rounds = 1, local_epochs = 1, batch_size = 32}\n"
+        'grid = {algorithm = ["fedavg", "fedproc"], seed = [0, 1]}\n'
+    )
+    words = ["four.toml", "--out", "runs/of four", "--slurm", "--max-parallel", "2", "--sbatch=--ntasks=2"]
+    told = checkout.study(*words)
+    job = told.split("study: job ")[1].split(":")[0]
+    assert f"study: job {job}: an array of 4 runs" in told
+    assert checkout.slurm.wait(job, 240) == [("COMPLETED", 0)] * 4, checkout.log(job)
+    found = {
+        path.parent.name: summary(path.parent) for path in checkout.folder.glob("runs/of four/*/model.pt")
+    }
+    assert {name: facts["algorithm"] for name, facts in found.items()} == {
+        f"{algorithm}-seed{seed}": algorithm for algorithm in ("fedavg", "fedproc") for seed in (0, 1)
+    }
+    assert len({facts["model_sha256"] for facts in found.values()}) == 4
+    assert "4 done: nothing to submit" in checkout.study(*words)
+    assert "4 done" in checkout.study(*words[:3], "--status")
+    alone = checkout.submit("--ntasks=2", "jobs/study.slurm")
+    assert checkout.slurm.wait(alone, LIMIT) == [("FAILED", 2)]
+    assert "fedproc_mpi.study NAME --slurm submits this script" in checkout.log(alone)
 
 
 def test_two_jobs_on_one_run_directory(checkout: Checkout) -> None:

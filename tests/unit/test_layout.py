@@ -24,8 +24,9 @@ FLOORS = [
     ("progress", "steps"),
     ("federated",),
     ("predictor", "report", "cli"),
+    ("studies",),
     ("__init__",),
-    ("__main__", "compare", "doctor", "evaluate", "export", "pictures", "predict"),
+    ("__main__", "compare", "doctor", "evaluate", "export", "pictures", "predict", "study"),
 ]
 DATA_PREP_USES = ("command", "errors", "figure", "flags", "partition", "shards", "terminal")
 DATA_PREP_FLOORS = [
@@ -86,6 +87,7 @@ def test_imports_go_downward_only() -> None:
                 allowed = module.startswith("data_prep") or module in (
                     "fedproc_mpi.__main__",
                     "fedproc_mpi.pictures",
+                    "fedproc_mpi.study",
                 )
                 assert allowed, f"{module} imports {other}"
             else:
