@@ -26,6 +26,7 @@ COMMANDS = {  # `fedproc-mpi NAME …` is `python -m fedproc_mpi.NAME …`
     "doctor": "doctor.__main__",
     "export": "export",
     "predict": "predict",
+    "report": "report.__main__",
     "study": "study",
 }
 TOO_EARLY = "interrupted before a round began; start it again"

@@ -104,4 +104,5 @@ def _run(rank: Rank, signals: steps.StopSignals) -> Result | None:
             ranks=rank.comm.size,
             transport=rank.comm.name,
             server_cpu_share=round(cpu_share, 4),
+            **steps.bytes_a_round(rank),
         )

@@ -238,6 +238,12 @@ def measure(
     return accuracies(add_counts(of_all_ranks), evaluator.sizes, prefix)
 
 
+def bytes_a_round(rank: Rank) -> dict[str, int]:
+    """What a rank gets in a round's broadcast, and what it sends in the reduce, in bytes."""
+    sums = WeightedSums(rank.algorithm.groups(rank.state, rank.trainer, rank.clients.sizes))
+    return {"broadcast_bytes": rank.state.buffer.nbytes, "reduce_bytes": sums.buffer.nbytes}
+
+
 def evaluator(rank: Rank, held_out: HeldOut) -> Evaluator:
     """An evaluator on a held-out set."""
     return Evaluator(rank.clients, held_out, rank.trainer.block, rank.comm.rank, rank.comm.client_ranks)

@@ -184,4 +184,4 @@ class FedProc(Algorithm):
         return cosine_logits(z_BD, state["prototypes"], state["seen"], 1.0)
 
     def metrics(self, sums: WeightedSums, r: Round) -> dict[str, Any]:
-        return super().metrics(sums, r) | {"alpha": self.alpha_at(r)}
+        return super().metrics(sums, r) | prototypes.metrics(sums) | {"alpha": self.alpha_at(r)}

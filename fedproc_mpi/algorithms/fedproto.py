@@ -6,6 +6,7 @@ Shapes: B batch, K classes, D width of z.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,6 +75,9 @@ class FedProto(Solo):
     def server_update(self, state: State, sums: WeightedSums, r: Round) -> None:
         """The mean over the clients that hold a class; one that nobody holds keeps its prototype."""
         prototypes.update(state, sums)
+
+    def metrics(self, sums: WeightedSums, r: Round) -> dict[str, Any]:
+        return super().metrics(sums, r) | prototypes.metrics(sums)
 
     def prototype_scores(self, z_BD: Tensor, state: Tensors) -> Tensor:
         """Minus the Euclidean distance, so that the nearest wins."""

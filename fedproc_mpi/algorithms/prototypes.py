@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedproc_mpi.algorithms.base import Entry, Group, State, Term, Trainer, WeightedSums
@@ -36,6 +37,17 @@ def term(means_KD: Tensor, counts_K: Tensor, average: Average = "holders") -> di
     """A client's class means as a term. counts_K: its samples per class."""
     weights_K = {"holders": (counts_K > 0).long(), "all": torch.ones_like(counts_K), "count": counts_K}
     return {"prototypes": Term(means_KD, weights_K[average])}
+
+
+def metrics(sums: WeightedSums) -> dict[str, float]:
+    """The mean cosine over the pairs of classes that have a mean in this round; {} without a pair."""
+    mean_KD = sums.mean("prototypes").view(sums.groups["prototypes"].rows, -1)
+    unit_HD = F.normalize(mean_KD[mean_KD.abs().sum(1) > 0].double())
+    held = len(unit_HD)
+    if held < 2:
+        return {}
+    total = float((unit_HD @ unit_HD.T).sum() - held)
+    return {"prototype_cosine": round(total / (held * (held - 1)), 6)}
 
 
 def update(state: State, sums: WeightedSums, average: Average = "holders", keep_absent: bool = True) -> None:

@@ -27,10 +27,13 @@ Lines = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Curve:
-    """Accuracy by round, in 0…1: of each run of a group. rounds count from 1. values_RN: runs by rounds."""
+    """Accuracy by round, in 0…1: of each run of a group. values_RN: runs by rounds.
+
+    rounds: from 1, or what else stands on the x axis.
+    """
 
     label: str
-    rounds: Sequence[int]
+    rounds: Sequence[float]
     values_RN: Sequence[Sequence[float]]
     validation: bool = False
 
@@ -71,8 +74,13 @@ def plot_accuracy(run_dirs: Sequence[Path], out: Path) -> Path:
     return plot_curves([curve for curve in curves if curve is not None], out)
 
 
-def plot_curves(curves: Sequence[Curve], out: Path) -> Path:
-    """Draw a PNG: the mean of each group's runs, in a band from lowest to highest. Returns its path."""
+def plot_curves(
+    curves: Sequence[Curve], out: Path, x: str = "communication round", y: str = "", scale: float = 100.0
+) -> Path:
+    """Draw a PNG: the mean of each group's runs, in a band from lowest to highest. Returns its path.
+
+    x, y: names of the axes; without y it is accuracy in %. scale: what values are multiplied with.
+    """
     labels = [_wrapped(curve.label) for curve in curves]
     columns, legend_height = _legend_size(labels)
     figure = new_figure(figsize=(7, 4.2 + legend_height), layout="constrained")
@@ -80,7 +88,7 @@ def plot_curves(curves: Sequence[Curve], out: Path) -> Path:
 
     axes = figure.subplots()
     for i, (curve, label) in enumerate(zip(curves, labels, strict=True)):
-        values = [[100 * v for v in of_round] for of_round in zip(*curve.values_RN, strict=True)]
+        values = [[scale * v for v in of_round] for of_round in zip(*curve.values_RN, strict=True)]
         step = -(-len(curve.rounds) // MARKS)
         # Marks of different curves at different rounds, so that they cover each other less.
         mean = list(map(fmean, values))
@@ -90,8 +98,8 @@ def plot_curves(curves: Sequence[Curve], out: Path) -> Path:
             axes.fill_between(curve.rounds, low, high, color=COLOURS[i % len(COLOURS)], alpha=0.15, lw=0)
     kinds = {curve.validation for curve in curves}
     kind = "" if len(kinds) > 1 else "validation " if True in kinds else "test "
-    axes.set_xlabel("communication round")
-    axes.set_ylabel(f"{kind}accuracy (%)")
+    axes.set_xlabel(x)
+    axes.set_ylabel(y or f"{kind}accuracy (%)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     _legend(figure, axes, columns)
@@ -136,6 +144,18 @@ def plot_sites(panels: Sequence[Sites], out: Path) -> Path:
         if len(panels) > 1:
             axes.set_title(plain(panel.data))
     _legend(figure, all_axes[0], columns, all_axes)
+    return save_figure(figure, out)
+
+
+def plot_boxes(values: Mapping[str, Sequence[float]], out: Path, x: str) -> Path:
+    """Draw a PNG: a row per label, with a box over its values and whiskers to the last of them."""
+    figure = new_figure(figsize=(7, 1.2 + 0.42 * len(values)), layout="constrained")
+    axes = figure.subplots()
+    places = range(len(values), 0, -1)
+    axes.boxplot(list(values.values()), positions=list(places), orientation="horizontal", whis=(0, 100))
+    axes.set_yticks(list(places), shortened(list(values), SITE + 10))
+    axes.set_xlabel(x)
+    axes.grid(alpha=0.3, axis="x")
     return save_figure(figure, out)
 
 

@@ -22,7 +22,8 @@ CONTENTS = "contents of "  # before the name of a file of one's own, among a run
 class FinishedRun:
     """What one finished run left.
 
-    settings: all that the result depends on but algorithm, seed and data, by name. fingerprint: of the data.
+    settings: all that the result depends on but algorithm, seed and data, by name. data: the shards' header.
+    fingerprint: of the data.
     lines: the rounds' lines of metrics.jsonl.
     """
 
@@ -30,6 +31,7 @@ class FinishedRun:
     algorithm: str
     seed: int
     settings: Mapping[str, Any]
+    data: Mapping[str, Any]
     shards: str
     fingerprint: str
     summary: Mapping[str, Any]
@@ -39,6 +41,11 @@ class FinishedRun:
         """A number of summary.json, None where it has none."""
         value = self.summary.get(key)
         return value if is_number(value) else None
+
+    @property
+    def num_clients(self) -> int:
+        """m, as far as the lines tell: a client that was never drawn is missing."""
+        return max((max(line.get("cohort") or [-1]) for line in self.lines), default=-1) + 1
 
     @property
     def client_accuracy(self) -> dict[str, float]:
@@ -131,7 +138,8 @@ def _read(path: Path) -> FinishedRun:
         raise UserError(
             f"{path / METRICS} is damaged: {len(lines)} of {summary['rounds']} rounds can be read"
         )
-    return FinishedRun(path, algorithm, seed, settings, config.shards, data["fingerprint"], summary, lines)
+    sha = data["fingerprint"]
+    return FinishedRun(path, algorithm, seed, settings, data, config.shards, sha, summary, lines)
 
 
 def group_runs(runs: Sequence[FinishedRun]) -> tuple[list[Group], list[str], list[str]]:

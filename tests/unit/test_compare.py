@@ -6,7 +6,7 @@ Expected figures are worked out by hand. Two-sided p of t with 2 degrees of free
 import csv
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,42 +20,9 @@ from fedproc_mpi.compare import main as compare
 from fedproc_mpi.report.curves import Curve, accuracy_curve, plot_curves
 from fedproc_mpi.report.paired import against_best, holm, mean_std, paired_difference
 from fedproc_mpi.report.tables import Section, Table
+from tests.support.finished_runs import make_run
 
 T_975_2 = 4.302653  # from a table of Student's t
-DATA = {"fingerprint": "ab" * 32, "client_names": [], "class_names": ["a", "b"], "image_shape": [8, 8, 1]}
-DATA |= {"mean": [0.5], "std": [0.25]}
-
-
-def make_run(
-    path: Path,
-    accuracy: float,
-    algorithm: str = "fedavg",
-    seed: int = 0,
-    summary: Mapping[str, Any] | None = None,
-    fingerprint: str = "ab" * 32,
-    **config: Any,
-) -> Path:
-    """A directory as a finished run leaves it, with two rounds; config: more of its settings."""
-    path.mkdir(parents=True)
-    data = DATA | {"fingerprint": fingerprint}
-    record = {
-        "algorithm": algorithm,
-        "shards": "shards/x.h5",
-        "seed": seed,
-        "lr": 0.01,
-        **config,
-        "data": data,
-    }
-    (path / "config.json").write_text(json.dumps(record))
-    lines = [
-        {"round": t, "accuracy": accuracy - 0.1 + 0.1 * t, "seconds": {}, "round_seconds": 1.0}
-        for t in (0, 1)
-    ]
-    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = {"final_accuracy": accuracy, "best_accuracy": accuracy + 0.01, "model_sha256": "0"}
-    (path / "summary.json").write_text(json.dumps(found | dict(summary or {})))
-    (path / "model.pt").write_bytes(b"")
-    return path
 
 
 def make_seeds(top: Path, algorithm: str, accuracies: Sequence[float], **more: Any) -> list[str]:

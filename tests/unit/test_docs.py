@@ -18,6 +18,7 @@ from fedproc_mpi.export import main as export
 from fedproc_mpi.flags import flag, settings_of
 from fedproc_mpi.learn.models import MODELS, RESNETS
 from fedproc_mpi.predict import main as predict
+from fedproc_mpi.report.__main__ import main as report
 from fedproc_mpi.study import main as study
 from tests.support.processes import ROOT
 
@@ -165,6 +166,10 @@ def test_commands_are_read_by_the_programs(
         monkeypatch.chdir(tmp_path)
         assert ANSWERS[module](arguments) == 2
         assert "is no run directory" in capsys.readouterr().err
+    elif module == "fedproc_mpi.report":
+        monkeypatch.chdir(tmp_path)
+        assert report(arguments) == 2
+        assert "no such folder" in capsys.readouterr().err
     elif module == "fedproc_mpi.study":
         monkeypatch.chdir(tmp_path)
         (tmp_path / "mine.toml").write_text("grid = {seed = [0, 1]}")
