@@ -27,6 +27,7 @@ COMMANDS = {  # `fedproc-mpi NAME …` is `python -m fedproc_mpi.NAME …`
     "export": "export",
     "predict": "predict",
     "report": "report.__main__",
+    "scaling": "scaling",
     "study": "study",
 }
 TOO_EARLY = "interrupted before a round began; start it again"

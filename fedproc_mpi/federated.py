@@ -97,6 +97,7 @@ def _run(rank: Rank, signals: steps.StopSignals) -> Result | None:
         rounds(rank, store, signals, show)
         final, best = steps.test_at_the_end(rank, store)
         cpu_share = (time.process_time() - cpu) / max(time.perf_counter() - wall, 1e-9)
+        memory = rank.comm.collect(steps.peak_memory_mb())
         return store.finish(
             final,
             best,
@@ -104,5 +105,6 @@ def _run(rank: Rank, signals: steps.StopSignals) -> Result | None:
             ranks=rank.comm.size,
             transport=rank.comm.name,
             server_cpu_share=round(cpu_share, 4),
+            peak_memory_mb=memory,
             **steps.bytes_a_round(rank),
         )

@@ -1,11 +1,14 @@
 """What the ranks do in a round, step by step. `federated` puts the steps in Algorithm 1's order."""
 
 import os
+import resource
 import signal
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from torch import Tensor
@@ -170,6 +173,7 @@ def round_line(
 ) -> dict[str, Any]:
     """A round's line of metrics.jsonl. accuracies: None where it was not evaluated.
 
+    imbalance: the busiest rank's seconds over the mean of those that trained.
     Of the time that clients took ("train"), the slowest rank's seconds for class means ("prototypes") and
     clients' files ("client_state") are told apart.
     """
@@ -179,7 +183,7 @@ def round_line(
     slowest, worked = max(reports, key=lambda report: report.total_seconds).seconds, clock.seconds["train"]
     parts = {phase: min(slowest.get(phase, 0.0), worked) for phase in ("prototypes", "client_state")}
     seconds = {**clock.seconds, "train": max(0.0, worked - sum(parts.values())), **parts}
-    diverged = excluded(reports)
+    diverged, busy = excluded(reports), [report.total_seconds for report in reports if report.samples]
     return {
         "round": r.t,
         "accuracy": None,
@@ -187,6 +191,7 @@ def round_line(
         **metrics,
         **({"excluded": diverged} if diverged else {}),
         "cohort": list(cohort),
+        **({"imbalance": round(max(busy) / fmean(busy), 4)} if busy and fmean(busy) else {}),
         "round_seconds": round(clock.total, 4),
         "seconds": {phase: round(value, 4) for phase, value in seconds.items()},
     }
@@ -242,6 +247,12 @@ def bytes_a_round(rank: Rank) -> dict[str, int]:
     """What a rank gets in a round's broadcast, and what it sends in the reduce, in bytes."""
     sums = WeightedSums(rank.algorithm.groups(rank.state, rank.trainer, rank.clients.sizes))
     return {"broadcast_bytes": rank.state.buffer.nbytes, "reduce_bytes": sums.buffer.nbytes}
+
+
+def peak_memory_mb() -> float:
+    """The most memory that this process has held so far, in 10⁶ bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak * (1 if sys.platform == "darwin" else 1024) / 1e6, 1)
 
 
 def evaluator(rank: Rank, held_out: HeldOut) -> Evaluator:

@@ -83,14 +83,12 @@ VARIANTS: dict[str, dict] = {
     },
 }
 CASES = ALGORITHMS | VARIANTS
+TIMES = ("seconds", "round_seconds", "imbalance")  # of a round's line
 
 
 def outcome(result: Result) -> dict[str, Any]:
-    """What must be the same however a config is run: the hash, and every figure but the seconds."""
-    rounds = [
-        {key: value for key, value in line.items() if key not in ("seconds", "round_seconds")}
-        for line in result.metrics
-    ]
+    """What must be the same however a config is run: the hash, and every figure but those of time."""
+    rounds = [{key: value for key, value in line.items() if key not in TIMES} for line in result.metrics]
     facts = {key: result.summary[key] for key in ("model_sha256", "final_accuracy")}
     return json.loads(json.dumps({**facts, "rounds": rounds}))
 

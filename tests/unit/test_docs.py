@@ -19,6 +19,7 @@ from fedproc_mpi.flags import flag, settings_of
 from fedproc_mpi.learn.models import MODELS, RESNETS
 from fedproc_mpi.predict import main as predict
 from fedproc_mpi.report.__main__ import main as report
+from fedproc_mpi.scaling import main as scaling
 from fedproc_mpi.study import main as study
 from tests.support.processes import ROOT
 
@@ -170,6 +171,10 @@ def test_commands_are_read_by_the_programs(
         monkeypatch.chdir(tmp_path)
         assert report(arguments) == 2
         assert "no such folder" in capsys.readouterr().err
+    elif module == "fedproc_mpi.scaling":
+        monkeypatch.chdir(tmp_path)
+        assert scaling([*arguments, "--rounds", "1"]) == 2  # all flags are read before this one is refused
+        assert "--rounds must be at least 2" in capsys.readouterr().err
     elif module == "fedproc_mpi.study":
         monkeypatch.chdir(tmp_path)
         (tmp_path / "mine.toml").write_text("grid = {seed = [0, 1]}")

@@ -26,7 +26,7 @@ FLOORS = [
     ("predictor", "report", "cli"),
     ("studies",),
     ("__init__",),
-    ("__main__", "compare", "doctor", "evaluate", "export", "pictures", "predict", "study"),
+    ("__main__", "compare", "doctor", "evaluate", "export", "pictures", "predict", "scaling", "study"),
 ]
 DATA_PREP_USES = ("command", "errors", "figure", "flags", "partition", "shards", "terminal")
 DATA_PREP_FLOORS = [
@@ -87,6 +87,7 @@ def test_imports_go_downward_only() -> None:
                 allowed = module.startswith("data_prep") or module in (
                     "fedproc_mpi.__main__",
                     "fedproc_mpi.pictures",
+                    "fedproc_mpi.scaling",
                     "fedproc_mpi.study",
                 )
                 assert allowed, f"{module} imports {other}"
