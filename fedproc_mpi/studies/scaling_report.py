@@ -90,7 +90,7 @@ def model_section(strong: Sequence[Measured], fits: Mapping[str, Fit], caption: 
     ]
     said += [
         "A PREDICTION from these costs and the round on the fewest client ranks: no such machine was "
-        f"measured. With more client ranks than the {base.point.cohort} clients of a round, the rest of them is idle.",
+        f"measured. Of more client ranks than the {base.point.cohort} clients of a round the rest is idle.",
         caption,
     ]
     header = ["client ranks", "predicted s per round", "measured", "off by, %"]
