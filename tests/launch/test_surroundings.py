@@ -56,6 +56,8 @@ class Slow(FedAvg):
     def client_update(self, task):
         open(f"at{task.round.t}", "w").close()
         time.sleep(0.3)
+        while task.round.t == 1 and not os.path.exists("go"):
+            time.sleep(0.05)
         return super().client_update(task)
 """
 
@@ -73,8 +75,9 @@ def test_ctrl_c_says_what_is_saved_and_how_to_go_on(shards: Path, tmp_path: Path
         wait_for(lambda presses=presses: (folders[presses] / "at1").exists())
         job.send_signal(signal.SIGINT)
         if presses == 2:
-            time.sleep(0.15)
+            time.sleep(1)  # two at one time would count as one
             job.send_signal(signal.SIGINT)
+        (folders[presses] / "go").touch()
     saved = "saved in run: 1 of 3 rounds; --resume goes on"
     for presses, job in jobs.items():
         done = finish(job)
@@ -103,6 +106,7 @@ def test_ctrl_c_says_what_is_saved_and_how_to_go_on(shards: Path, tmp_path: Path
 def test_ctrl_c_at_mpirun(shards: Path, tmp_path: Path, vendor: str) -> None:
     """MPICH's hands it on. Open MPI's ends the ranks and drops what they say, so it was said before."""
     (tmp_path / "slow.py").write_text(SLOW)
+    (tmp_path / "go").touch()
     flags = ["--algorithm", "slow.py", "--shards", str(shards), "--rounds", "30", "--local-epochs", "1"]
     python = sys.executable if vendor == "Open MPI" else str(mpich_python())
     job = start(["-m", "fedproc_mpi", *flags, "--run-dir", "run"], tmp_path, ranks=3, python=python)
