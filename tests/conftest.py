@@ -1,10 +1,12 @@
 """Which tests run where, and the shards they share."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.files import make_shards
+from tests.support.processes import none_left
 
 HERE = Path(__file__).parent
 
@@ -29,6 +31,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.own_markers[:] = [m for m in item.own_markers if "--with-mpi" not in str(m.kwargs)]
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.fixture(autouse=True)
+def no_jobs_left() -> Iterator[None]:
+    """Whatever a test started ends with it."""
+    with none_left():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ AS_ROOT = {
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }
+_STARTED: list["subprocess.Popen[str]"] = []
 QUICK = ("--rounds", "4", "--local-epochs", "1")
 
 
@@ -66,7 +68,7 @@ def start(
     python: str = sys.executable,
 ) -> "subprocess.Popen[str]":
     """Start `python ARGUMENTS`, under mpirun when `ranks` is given."""
-    return subprocess.Popen(
+    job = subprocess.Popen(
         [*command(ranks, python), *arguments],
         cwd=cwd,
         env=clean_environment(**(env or {})),
@@ -75,6 +77,20 @@ def start(
         stderr=subprocess.PIPE,
         text=True,
     )
+    _STARTED.append(job)
+    return job
+
+
+@contextmanager
+def none_left() -> Iterator[None]:
+    """Jobs that were started in a `with` block are ended behind it: a test that fails leaves none spinning."""
+    before = len(_STARTED)
+    yield
+    for job in _STARTED[before:]:
+        if job.poll() is None:
+            kill_tree(job.pid)
+            job.communicate()
+    del _STARTED[before:]
 
 
 def finish(process: "subprocess.Popen[str]", timeout: float = 120) -> "subprocess.CompletedProcess[str]":
