@@ -83,7 +83,7 @@ def start(
 
 @contextmanager
 def none_left() -> Iterator[None]:
-    """Jobs that were started in a `with` block are ended behind it: a test that fails leaves none spinning."""
+    """Jobs started in a `with` block are ended behind it: a test that fails leaves none spinning."""
     before = len(_STARTED)
     yield
     for job in _STARTED[before:]:
