@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.files import make_shards
-from tests.support.processes import none_left
+from tests.support.processes import none_left, remove_dead_sessions
 
 HERE = Path(__file__).parent
 
@@ -31,6 +31,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.own_markers[:] = [m for m in item.own_markers if "--with-mpi" not in str(m.kwargs)]
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_dead_sessions() -> Iterator[None]:
+    """Before the tests and behind them: jobs of Slurm that were cancelled leave some as well."""
+    remove_dead_sessions()
+    yield
+    remove_dead_sessions()
 
 
 @pytest.fixture(autouse=True)

@@ -5,12 +5,13 @@ import json
 from pathlib import Path
 from statistics import median
 
-from tests.support.processes import call
+from tests.support.processes import activated, call
 
 
 def test_strong_scaling_on_one_and_two_client_ranks(tmp_path: Path) -> None:
     words = ["-m", "fedproc_mpi.scaling", "strong", "--clients", "2", "--samples", "20", "--rounds", "3"]
-    done = call([*words, "--flags=--batch-size 16"], tmp_path)
+    env = {"PATH": activated()}
+    done = call([*words, "--flags=--batch-size 16"], tmp_path, env=env)
     assert done.returncode == 0, done.stderr
     out = tmp_path / "runs/scaling"
     with (out / "strong.csv").open(newline="") as file:
@@ -35,5 +36,5 @@ def test_strong_scaling_on_one_and_two_client_ranks(tmp_path: Path) -> None:
         assert (out / name).stat().st_size > 5000
     # What is finished is not run again.
     before = {path: path.stat().st_mtime_ns for path in out.glob("*/summary.json")}
-    assert call([*words, "--flags=--batch-size 16"], tmp_path).returncode == 0
+    assert call([*words, "--flags=--batch-size 16"], tmp_path, env=env).returncode == 0
     assert {path: path.stat().st_mtime_ns for path in out.glob("*/summary.json")} == before

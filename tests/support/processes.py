@@ -1,10 +1,12 @@
 """Starting jobs as a user would, waiting for them, killing them."""
 
+import getpass
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -90,7 +92,24 @@ def none_left() -> Iterator[None]:
         if job.poll() is None:
             kill_tree(job.pid)
             job.communicate()
+        _remove_session(job.pid)
     del _STARTED[before:]
+
+
+def remove_dead_sessions() -> None:
+    """Remove the session folders of this user's mpiruns that were killed.
+
+    Open MPI 5 cannot start as the process whose number such a folder has ("The PMIx server's listener thread
+    failed to start"), and numbers come again.
+    """
+    for folder in Path(tempfile.gettempdir()).glob("ompi.*"):
+        number = folder.suffix[1:]
+        if number.isdecimal() and folder.owner() == getpass.getuser() and not Path("/proc", number).exists():
+            _remove_session(int(number))
+
+
+def _remove_session(pid: int) -> None:
+    shutil.rmtree(Path(tempfile.gettempdir(), f"ompi.{pid}"), ignore_errors=True)
 
 
 def finish(process: "subprocess.Popen[str]", timeout: float = 120) -> "subprocess.CompletedProcess[str]":
