@@ -30,9 +30,9 @@ def draw(shards: Shards, counts_mK: npt.NDArray[np.int64], path: Path) -> None:
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_figure(figure, path, dpi=100)
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise UserError(f"--plot {path}: cannot write it: {error}") from error
+    save_figure(figure, path, dpi=100)
 
 
 def _samples(axes: Any, shards: Shards) -> None:

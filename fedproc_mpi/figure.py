@@ -1,6 +1,5 @@
 """Pictures for files: no window, no pyplot, whatever backend the surroundings ask for."""
 
-import io
 import os
 import sys
 import warnings
@@ -27,14 +26,12 @@ def new_figure(**options: Any) -> Any:
 
 
 def save_figure(figure: Any, out: Path, dpi: int = 120) -> Path:
-    """Write a PNG; returns its path. UserError where it cannot be written."""
-    picture = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a name in letters that the font lacks
-        figure.savefig(picture, dpi=dpi, format="png")
+    """Write a picture of the kind that the ending says; returns its path. UserError where that fails."""
     try:
-        out.write_bytes(picture.getvalue())
-    except OSError as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a name in letters that the font lacks
+            figure.savefig(out, dpi=dpi)
+    except (OSError, ValueError) as error:
         raise UserError(f"cannot write {out}: {reason(error)}") from error
     return out
 

@@ -196,11 +196,8 @@ def _kind(name: str, hint: Any) -> tuple[type[Any], tuple[Any, ...]]:
 def _wrong(value: Any, kind: type[Any], choices: tuple[Any, ...], limits: Mapping[str, Any]) -> str:
     """What a value must be and is not, in words; '' where it is right."""
     if choices:
-        return (
-            ""
-            if type(value) is kind and value in choices
-            else f"one of {', '.join(str(c) for c in choices if c != '')}"
-        )
+        right = type(value) is kind and value in choices
+        return "" if right else f"one of {', '.join(str(c) for c in choices if c != '')}"
     if kind not in (int, float):
         right = isinstance(value, kind) and (kind is not tuple or all(isinstance(v, str) for v in value))
         return "" if right else WORDS[kind]

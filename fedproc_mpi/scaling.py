@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,10 +18,11 @@ from fedproc_mpi.report.page import page
 from fedproc_mpi.report.tables import Section
 from fedproc_mpi.store.files import CONFIG, write_output
 from fedproc_mpi.studies.alphabeta import fit, read_samples
-from fedproc_mpi.studies.local import ALLOWED, Runner, launch_words
+from fedproc_mpi.studies.local import ALLOWED, Runner, launch_words, run_here
 from fedproc_mpi.studies.points import Measured, Point, Size, measured, plan
 from fedproc_mpi.studies.progress import LOGS
 from fedproc_mpi.studies.scaling_report import model_section, plot_model, plot_scaling, section
+from fedproc_mpi.studies.slurm import sbatch
 from fedproc_mpi.terminal import say
 
 HELP = """Strong scaling (the same work on more client ranks), weak scaling (the same work for each of them),
@@ -105,26 +105,18 @@ def _make_shards(point: Point) -> None:
 
 
 def _run(points: Sequence[Point], out: Path) -> None:
-    (out / LOGS).mkdir(parents=True, exist_ok=True)
     for point in points:
         say(f"scaling: {point.run.name} …")
-        log = out / LOGS / f"{point.run.name}.log"
         with Runner(point.ranks) as runner:
-            if code := runner.start([*point.run.words, "--resume"], log, lambda: None):
-                raise PointFailed(f"{point.run.name} ended with {code}; {log} has what it said")
+            if code := run_here(point.run, out, runner, lambda: None):
+                raise PointFailed(f"{point.run.name} ended with {code}; {out / LOGS} has what it said")
 
 
 def _submit(points: Sequence[Point], options: Options) -> None:
-    sbatch = shutil.which("sbatch")
-    if sbatch is None or not SCRIPT.is_file():
-        raise UserError(f"--slurm: needs sbatch on PATH and {SCRIPT}: submit from the repository's folder")
     for point in points:
         size = [f"--ntasks={point.ranks}", f"--job-name={point.run.name}"]
-        words = [sbatch, "--parsable", *size, *shlex.split(options.sbatch), str(SCRIPT), *point.run.words]
-        done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
-        if done.returncode:
-            raise UserError(f"--slurm: sbatch refused: {' '.join(done.stderr.split())[:300]}")
-        say(f"scaling: {point.run.name}: job {done.stdout.strip().partition(';')[0]}")
+        job = sbatch([*size, *shlex.split(options.sbatch)], SCRIPT, point.run.words)
+        say(f"scaling: {point.run.name}: job {job}")
     say("scaling: once they are done, the same command without --slurm collects them")
 
 

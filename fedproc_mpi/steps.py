@@ -18,7 +18,7 @@ from fedproc_mpi.comm.launch import STOP_SIGNALS
 from fedproc_mpi.errors import Stopped, TrainingFailed
 from fedproc_mpi.learn.client import Round, Task
 from fedproc_mpi.learn.evaluation import Evaluator, accuracies, add_counts
-from fedproc_mpi.learn.sums import Diverged, WeightedSums
+from fedproc_mpi.learn.sums import Diverged, WeightedSums, buffer_size
 from fedproc_mpi.rank import Rank
 from fedproc_mpi.shards import HeldOut
 from fedproc_mpi.store.metrics import VALIDATED, best_line
@@ -245,8 +245,8 @@ def measure(
 
 def bytes_a_round(rank: Rank) -> dict[str, int]:
     """What a rank gets in a round's broadcast, and what it sends in the reduce, in bytes."""
-    sums = WeightedSums(rank.algorithm.groups(rank.state, rank.trainer, rank.clients.sizes))
-    return {"broadcast_bytes": rank.state.buffer.nbytes, "reduce_bytes": sums.buffer.nbytes}
+    sent = buffer_size(rank.algorithm.groups(rank.state, rank.trainer, rank.clients.sizes))
+    return {"broadcast_bytes": rank.state.buffer.nbytes, "reduce_bytes": 8 * sent}
 
 
 def peak_memory_mb() -> float:

@@ -1,6 +1,5 @@
 """`python -m fedproc_mpi.study NAME|FILE.toml`: a grid of runs, here or as a Slurm array. See --help."""
 
-import os
 import shlex
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from fedproc_mpi.comm.launch import require_alone
+from fedproc_mpi.comm.launch import own_cores, require_alone
 from fedproc_mpi.command import run_command
 from fedproc_mpi.errors import FedprocError, UserError
 from fedproc_mpi.flags import Parser, setting, validate
@@ -74,7 +73,7 @@ def _study(argv: list[str]) -> None:
     if options.slurm:
         _submit(study, states, out, options)
     else:
-        _run(study, out, options.ranks or _cores() + 1)
+        _run(study, out, options.ranks or len(own_cores()) + 1)
 
 
 def _show_plan(study: Study) -> None:
@@ -126,10 +125,6 @@ def _run(study: Study, out: Path, ranks: int) -> None:
         more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
         logs = out / progress.LOGS
         raise SomeFailed(f"{', '.join(failed[:5])}{more} did not end well; {logs} has what they said")
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 if __name__ == "__main__":

@@ -68,6 +68,11 @@ class Diverged(Exception):
         self.client, self.tensor, self.value, self.limit = client, tensor, value, limit
 
 
+def buffer_size(groups: Mapping[str, Group]) -> int:
+    """How many float64 the sums of these groups take: their values and their rows' weights."""
+    return sum(group.size + group.rows for group in groups.values())
+
+
 class WeightedSums:
     """Sums of weighted tensors over clients in one float64 buffer, ready for one reduce.
 
@@ -77,8 +82,7 @@ class WeightedSums:
 
     def __init__(self, groups: Mapping[str, Group], device: torch.device | str = "cpu") -> None:
         self.groups = dict(groups)
-        size = sum(group.size + group.rows for group in self.groups.values())
-        self.buffer = torch.zeros(size, dtype=torch.float64, device=device)
+        self.buffer = torch.zeros(buffer_size(groups), dtype=torch.float64, device=device)
         self._sums: dict[str, Tensor] = {}
         self._weights: dict[str, Tensor] = {}
         self._bits: dict[str, list[int]] = {}

@@ -214,7 +214,7 @@ class Evaluation:
             ]
             for site in sites
         ]
-        rows = [f"{site.name} ({site.n})" for site in sites]  # with the number of images
+        rows = [f"{site.name} ({site.n})" for site in sites]
         labels = (self.who, "class", "recall (numbers: %)")
         out = folder / f"sites_{way}.png"
         return [path, draw_heatmap(recall_mK, texts, rows, names, labels, self._title(), out)]

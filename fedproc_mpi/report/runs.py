@@ -125,8 +125,6 @@ def _read(path: Path) -> FinishedRun:
     if not is_number(summary.get("final_accuracy")):
         raise UserError(f"{path / SUMMARY} has no final_accuracy")
     data = record["data"]
-    if not isinstance(data, dict) or not data.get("fingerprint"):
-        raise UserError(f"{path / CONFIG} does not say which data the run had")
     settings = config.result_fields()
     algorithm, seed = settings.pop("algorithm"), settings.pop("seed")
     files = record.get("files", {})

@@ -45,21 +45,6 @@ def save(
         raise UserError(f"cannot save {run_dir / CHECKPOINT}: {reason(error)}") from error
 
 
-class Damaged(Exception):
-    """A file is missing, or a bit of it has changed."""
-
-
-def read_whole(path: Path) -> dict[str, Any]:
-    """What a checkpoint or best.pt holds. Raises Damaged, or UserError where it cannot be read just now."""
-    try:
-        saved = read_tensors(path)
-        saved["next_round"], saved["client_versions"], saved["state"]
-    except Exception as error:  # a damaged file can fail in any way inside torch.load
-        _raise_unless_damaged(path, error)
-        raise Damaged(f"{path} is not whole ({type(error).__name__})") from error
-    return dict(saved)
-
-
 def save_best(run_dir: Path, rounds: int, state: Mapping[str, Tensor], versions: Sequence[int]) -> None:
     """best.pt: the model after so many rounds, as a checkpoint without lines. UserError where that fails."""
     tensors = {name: tensor.cpu().clone() for name, tensor in state.items()}
@@ -84,7 +69,7 @@ def load(run_dir: Path, check: Callable[[Sequence[int]], None]) -> dict[str, Any
             check(saved["client_versions"])
             saved["lines"], saved["state"]
         except Exception as error:  # a damaged file can fail in any way inside torch.load
-            _raise_unless_damaged(run_dir / name, error)
+            raise_unless_damaged(run_dir / name, error)
             damaged.append(f"{name}: {error if isinstance(error, UserError) else type(error).__name__}")
             continue
         if damaged:
@@ -104,8 +89,11 @@ def versions_of(path: Path) -> list[int]:
     return list(torch.load(path, map_location="cpu", weights_only=True, mmap=True)["client_versions"])
 
 
-def _raise_unless_damaged(path: Path, error: Exception) -> None:
-    """An I/O error is not corruption: falling back would delete newer, intact files."""
+def raise_unless_damaged(path: Path, error: Exception) -> None:
+    """Raise UserError where a file cannot be read just now; what `error` says of it is no damage then.
+
+    An I/O error is not corruption: falling back would delete newer, intact files.
+    """
     cause = error.__cause__ or error
     # EINVAL: a damaged archive sends the reader to a place before the file's start.
     if isinstance(cause, OSError) and cause.errno not in (errno.ENOENT, errno.EINVAL):

@@ -13,9 +13,8 @@ from fedproc_mpi.errors import UserError
 from fedproc_mpi.learn.client import Trainer
 from fedproc_mpi.rank import Rank
 from fedproc_mpi.store import checkpoint, metrics
-from fedproc_mpi.store.checkpoint import Damaged
 from fedproc_mpi.store.clients import NONE, ClientFiles, verify_clients
-from fedproc_mpi.store.files import BEST, METRICS, SUMMARY, save_json, save_text
+from fedproc_mpi.store.files import BEST, METRICS, SUMMARY, read_tensors, save_json, save_text
 from fedproc_mpi.store.lock import RunLock
 from fedproc_mpi.store.model import (
     hashes_over_clients,
@@ -136,12 +135,14 @@ class RunStore:
         if line is None:
             return None
         try:
-            saved = checkpoint.read_whole(path)
-        except Damaged as error:
-            complain(f"fedproc_mpi: {error}: the best model is lost, and its test accuracy cannot be told")
+            saved = read_tensors(path)
+            # A killed run may have found a better one after its last checkpoint; that round is done again.
+            return dict(saved) if saved["next_round"] == line["round"] + 1 else None
+        except Exception as error:  # a damaged file can fail in any way inside torch.load
+            checkpoint.raise_unless_damaged(path, error)
+            lost = "the best model is lost, and its test accuracy cannot be told"
+            complain(f"fedproc_mpi: {path} is not whole ({type(error).__name__}): {lost}")
             return None
-        # A killed run may have found a better one after its last checkpoint; that round is done again.
-        return saved if saved["next_round"] == line["round"] + 1 else None
 
     @contextmanager
     def best_model(self) -> Iterator[Literal["last", "another", "lost"]]:

@@ -99,7 +99,7 @@ class Shown:
     """What a local study shows while it runs: a live table on a terminal, else a line per finished run."""
 
     def __init__(self, runs: Sequence[PlannedRun], out: Path) -> None:
-        self._runs, self._out = runs, out
+        self._out, self._states = out, {run.name: state_of(run, out) for run in runs}
         self._live: Live | None = None
 
     def __enter__(self) -> "Shown":
@@ -117,15 +117,16 @@ class Shown:
         """The present run goes on."""
         if self._live is None:
             return
-        states = [state_of(one, self._out) for one in self._runs]
-        near = max(0, self._runs.index(run) - 5)
+        self._states[run.name] = state_of(run, self._out)
+        states = list(self._states.values())
+        near = max(0, list(self._states).index(run.name) - 5)
         text = f"{table(states[near : near + 15]).text()}\n\n{in_short(states)}"
         self._live.update(Text(text), refresh=True)
 
     def tell(self, run: PlannedRun, code: int) -> None:
         """A run has ended."""
-        state = state_of(run, self._out)
+        state = self._states[run.name] = state_of(run, self._out)
         accuracy = "" if state.accuracy is None else f", final accuracy {100 * state.accuracy:.2f} %"
         how = state.what if code in (0, 75) else f"{FAILED}, exit code {code}"
-        rest = in_short([state_of(one, self._out) for one in self._runs])
+        rest = in_short(list(self._states.values()))
         say(f"study: {run.name}: {how}{accuracy} ({in_words(sum(state.seconds))}); {rest}")

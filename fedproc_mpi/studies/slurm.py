@@ -30,17 +30,22 @@ def read_words(out: Path, task: str) -> list[str]:
 
 
 def submit(numbers: Sequence[int], out: Path, max_parallel: int, options: Sequence[str]) -> str:
-    """Submit one array of these tasks; returns the job's number.
+    """Submit one array of these tasks; returns the job's number. options, errors: as for `sbatch`."""
+    array = ",".join(map(str, numbers)) + (f"%{max_parallel}" if max_parallel else "")
+    return sbatch([f"--array={array}", *options], SCRIPT, [str(out)])
+
+
+def sbatch(options: Sequence[str], script: Path, words: Sequence[str]) -> str:
+    """Submit a job script of the repository with its words; returns the job's number.
 
     options: of sbatch, before the script. Raises UserError where sbatch is missing or refuses.
     """
-    sbatch = shutil.which("sbatch")
-    if sbatch is None:
+    program = shutil.which("sbatch")
+    if program is None:
         raise UserError("--slurm: no sbatch on PATH; submit from a login node of the cluster")
-    if not SCRIPT.is_file():
-        raise UserError(f"--slurm: no {SCRIPT} here; submit from the repository's folder")
-    array = ",".join(map(str, numbers)) + (f"%{max_parallel}" if max_parallel else "")
-    words = [sbatch, "--parsable", f"--array={array}", *options, str(SCRIPT), str(out)]
+    if not script.is_file():
+        raise UserError(f"--slurm: no {script} here; submit from the repository's folder")
+    words = [program, "--parsable", *options, str(script), *words]
     done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     if done.returncode:
         raise UserError(f"--slurm: sbatch refused: {' '.join(done.stderr.split())[:300]}")

@@ -156,7 +156,7 @@ def test_no_changed_bit_of_a_files_end_stops_a_resume(tmp_path: Path, bit: int) 
         try:
             verify_clients(tmp_path, [0])
         except UserError as error:
-            checkpoint._raise_unless_damaged(path, error)
+            checkpoint.raise_unless_damaged(path, error)
             continue
         assert torch.equal(torch.load(path)["c"], torch.full((10,), 1.0))
 
