@@ -13,7 +13,8 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parent.parent
 OUTSIDE = (
     *("CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "CITATION.cff"),
-    *("results/*.md", "results/*/*.png", "examples/*/*.sh", "examples/*/*.ipynb"),
+    *("results/*.md", "results/*/*.png", "results/*/report/report.md", "results/*/report/*.png"),
+    *("examples/*/*.sh", "examples/*/*.ipynb"),
 )
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
 

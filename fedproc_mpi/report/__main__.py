@@ -11,7 +11,9 @@ from fedproc_mpi.errors import UserError
 from fedproc_mpi.flags import REQUIRED, Parser, setting, validate
 from fedproc_mpi.report import overview
 from fedproc_mpi.report.comparison import compare
+from fedproc_mpi.report.features import Method, section
 from fedproc_mpi.report.page import page
+from fedproc_mpi.report.tables import Section
 from fedproc_mpi.store.files import CONFIG, write_output
 from fedproc_mpi.terminal import say
 
@@ -29,6 +31,9 @@ class Options:
     target: float = setting(
         0.0, "accuracy, %, whose cost is told; 0: the highest multiple of 5 that all reach", low=0, high=100
     )
+    features: str = setting("", "a run directory, with checkpoint and shards, whose features are drawn")
+    feature_clients: tuple[str, ...] = setting(("0", "1"), "of --features: two clients, by name or number")
+    feature_method: Method = setting("pca", "of --features: principal components, or t-SNE")
 
     def __post_init__(self) -> None:
         validate(self)
@@ -48,8 +53,12 @@ def _report(argv: list[str]) -> None:
     given, options = parser.read_as(Options, argv)
     comparison = compare(find_runs(given.runs))
     options.out.mkdir(parents=True, exist_ok=True)
-    sections = overview.sections(comparison, options.out, options.target / 100)
-    text = "\n\n".join([f"# {options.title}", *(section.markdown() for section in sections)])
+    last: list[Section] = []
+    if options.features:  # first, since it can fail
+        run_dir = Path(options.features)
+        last = [section(run_dir, options.feature_clients, options.feature_method, options.out)]
+    sections = [*overview.sections(comparison, options.out, options.target / 100), *last]
+    text = "\n\n".join([f"# {options.title}", *(one.markdown() for one in sections)])
     write_output(text + "\n", options.out / "report.md")
     write_output(page(options.title, sections, options.out), options.out / "report.html")
     say(f"{options.out / 'report.html'}: {sum(len(g.runs) for g in comparison.groups)} runs")
