@@ -42,11 +42,11 @@ class Checkout:
         del env["PYTHONPATH"]  # the job finds the package in its folder, as a user's does
         return self.slurm.submit(*arguments, cwd=cwd or self.folder, env=env)
 
-    def study(self, *arguments: str) -> str:
-        """What `python -m fedproc_mpi.study ARGUMENTS` from the folder says."""
+    def say(self, module: str, *arguments: str) -> str:
+        """What `python -m fedproc_mpi.MODULE ARGUMENTS` from the folder says."""
         env = clean_environment(FEDPROC_VENV=sys.prefix, SLURM_CONF=str(self.slurm.conf))
         del env["PYTHONPATH"]
-        words = [sys.executable, "-m", "fedproc_mpi.study", *arguments]
+        words = [sys.executable, "-m", f"fedproc_mpi.{module}", *arguments]
         done = subprocess.run(
             words, cwd=self.folder, env=env, capture_output=True, text=True, timeout=120, check=False
         )

@@ -192,7 +192,7 @@ def test_a_study_as_an_array(checkout: Checkout) -> None:
         'grid = {algorithm = ["fedavg", "fedproc"], seed = [0, 1]}\n'
     )
     words = ["four.toml", "--out", "runs/of four", "--slurm", "--max-parallel", "2", "--sbatch=--ntasks=2"]
-    told = checkout.study(*words)
+    told = checkout.say("study", *words)
     job = told.split("study: job ")[1].split(":")[0]
     assert f"study: job {job}: an array of 4 runs" in told
     assert checkout.slurm.wait(job, 240) == [("COMPLETED", 0)] * 4, checkout.log(job)
@@ -203,11 +203,29 @@ def test_a_study_as_an_array(checkout: Checkout) -> None:
         f"{algorithm}-seed{seed}": algorithm for algorithm in ("fedavg", "fedproc") for seed in (0, 1)
     }
     assert len({facts["model_sha256"] for facts in found.values()}) == 4
-    assert "4 done: nothing to submit" in checkout.study(*words)
-    assert "4 done" in checkout.study(*words[:3], "--status")
+    assert "4 done: nothing to submit" in checkout.say("study", *words)
+    assert "4 done" in checkout.say("study", *words[:3], "--status")
     alone = checkout.submit("--ntasks=2", "jobs/study.slurm")
     assert checkout.slurm.wait(alone, LIMIT) == [("FAILED", 2)]
     assert "fedproc_mpi.study NAME --slurm submits this script" in checkout.log(alone)
+
+
+def test_a_scaling_study_as_jobs(checkout: Checkout) -> None:
+    """A job per point; the command without --slurm measures nothing again and collects them."""
+    size = ["--clients", "2", "--samples", "8", "--rounds", "3", "--flags=--model small-cnn --batch-size 8"]
+    words = ["strong", "--out", "runs/of scaling", "--client-ranks", "1", "2", *size]
+    told = checkout.say("scaling", *words, "--slurm", "--sbatch=--time=10")
+    jobs = [line.split(": job ")[1] for line in told.splitlines() if ": job " in line]
+    assert len(jobs) == 2, told
+    for job in jobs:
+        code, log = checkout.finish(job, 120)
+        assert code == 0, log
+    before = {path: path.stat().st_mtime_ns for path in checkout.folder.glob("runs/of scaling/*/model.pt")}
+    assert {path.parent.name for path in before} == {"strong-r1-m2-c2", "strong-r2-m2-c2"}
+    told = checkout.say("scaling", *words)
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+    table = (checkout.folder / "runs/of scaling/strong.csv").read_text().splitlines()
+    assert len(table) == 3, told
 
 
 def test_two_jobs_on_one_run_directory(checkout: Checkout) -> None:
