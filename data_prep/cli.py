@@ -41,10 +41,10 @@ def shard(name: str, sharding: Sharding) -> None:
     from data_prep.write import write
 
     source = sharding.load()
-    kind, beta, everything = sharding.split(source)
+    kind, beta, names, everything = sharding.split(source)
     parts, val_parts = sharding.hold_out(source, everything)
     made_by = sharding.made_by(name, bool(source.site_names))
-    write(source, parts, val_parts, sharding.out, sharding.seed, kind, beta, made_by)
+    write(source, parts, val_parts, sharding.out, sharding.seed, kind, beta, names, made_by)
     train, test = sum(map(len, parts)), len(source.test.labels)
     val = f", {sum(map(len, val_parts))} for validation" if val_parts else ""
     passed = f"; passed over: {counted(source.passed_over)}" if source.passed_over else ""

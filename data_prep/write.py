@@ -25,11 +25,13 @@ def write(
     seed: int,
     kind: str,
     beta: float | None,
+    names: tuple[str, ...],
     made_by: str,
 ) -> str:
     """Write the shards; returns the fingerprint. UserError when the file cannot be written.
 
     val_parts: each client's rows of the training half that go into the validation set; empty: there is none.
+    names: the clients', where they have some.
     """
     natural = kind == "natural"
     channels = source.image_shape[2]
@@ -37,7 +39,6 @@ def write(
         mean, std = ([value] * channels for value in source.normalise)
     else:
         mean, std = channel_statistics(source.train)
-    names = tuple(source.site_names) if natural and any(source.site_names) else ()
     header = Header(
         source.name,
         source.class_names,

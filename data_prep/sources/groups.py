@@ -1,10 +1,10 @@
 """Which images belong together, so that no patient is on both sides of the hold-out."""
 
-import csv
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from data_prep.tables import read_table
 from fedproc_mpi.errors import UserError
 from fedproc_mpi.flags import nearest
 
@@ -47,25 +47,15 @@ def _matches(names: Sequence[str], rule: str) -> list[str | None]:
 
 def _read_table(path: Path, column: str) -> dict[str, str]:
     """File → group."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            first = file.readline()
-            file.seek(0)
-            # A spreadsheet in a language with decimal commas writes semicolons.
-            reader = csv.DictReader(file, delimiter=";" if ";" in first and "," not in first else ",")
-            header, rows = list(reader.fieldnames or []), list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"--group {path}: cannot be read as a table: {error}") from error
-    columns = [c for c in rows[0] if c] if rows else []
-    if len(set(header)) < len(header):
-        raise UserError(f"--group {path}: two columns have one name; rename one")
+    header, lines = read_table(path, "--group")
+    columns = [c for c in header if c] if lines else []
     if column not in columns:
         raise UserError(f"--group {path}:{column}: no such column; {nearest(column, columns)}")
     key = next((c for c in columns if c.lower() in FILE_COLUMNS), None)
     if key is None:
         raise UserError(f"--group {path}: no column names the files; call it {FILE_COLUMNS[0]}")
     table: dict[str, str] = {}
-    for number, row in enumerate(rows, 2):
+    for number, row in lines:
         name, group = (row[key] or "").strip(), (row[column] or "").strip()
         if table.setdefault(name, group) != group:
             raise UserError(f"--group {path}: line {number}: {name} is in two groups: {table[name]}, {group}")

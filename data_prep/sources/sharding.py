@@ -10,6 +10,7 @@ import numpy as np
 
 from data_prep import partitions
 from data_prep.heldout import stratified_split
+from data_prep.partition_file import read_partition
 from data_prep.partitions import Indices
 from data_prep.sources.base import Source
 from fedproc_mpi.errors import UserError
@@ -38,6 +39,9 @@ class Sharding:
     partition: Literal["auto", "dirichlet", "iid", "classes-per-client", "natural"] = setting(
         "auto", "how samples go to clients; auto: natural where the data has sites, else dirichlet"
     )
+    partition_file: Path | None = setting(
+        None, "a partition of your own: each client's training rows, as .json or as .csv (row, client)"
+    )
     beta: float = setting(0.5, "dirichlet: concentration; small is heterogeneous", above=0)
     ways: int = setting(3, "classes-per-client: mean number of classes of a client", low=1)
     std: int = setting(0, "classes-per-client: each client has ways ± std classes, uniform", low=0)
@@ -52,6 +56,8 @@ class Sharding:
         validate(self)
         if self.val_share >= 1:
             raise UserError(f"--val-share {self.val_share} must be below 1")
+        if self.partition_file and self.partition != "auto":
+            raise UserError(f"--partition {self.partition} and --partition-file are two partitions; give one")
 
     def load(self) -> Source:
         """The images. Raises UserError where they are not as they should be."""
@@ -62,8 +68,8 @@ class Sharding:
         """The folder where decoded pixels may lie for a while."""
         return self.out.parent
 
-    def split(self, source: Source) -> tuple[str, float | None, list[Indices]]:
-        """(the partition, β, each client's training rows)."""
+    def split(self, source: Source) -> tuple[str, float | None, tuple[str, ...], list[Indices]]:
+        """(the partition, β, the clients' names where they have some, each client's training rows)."""
         kind = self._kind(bool(source.site_names))
         labels, seed = source.train.labels, self.seed
         for f in dataclasses.fields(Sharding):
@@ -72,21 +78,27 @@ class Sharding:
                 raise UserError(
                     f"{flag(f.name)} is for the partition {' or '.join(kinds)}, and this is {kind}"
                 )
+        if kind == "file" and self.partition_file:
+            if self.clients != Sharding.clients and not self.made_for_clients:
+                raise UserError(f"--clients {self.clients}: --partition-file says how many; leave it away")
+            names, parts = read_partition(self.partition_file, len(labels))
+            return kind, None, names, parts
         if kind == "natural":
             if self.clients != Sharding.clients and not self.made_for_clients:
                 sites = f"{len(source.site_names)} sites are {len(source.site_names)} clients"
                 raise UserError(f"--clients {self.clients}: {sites}; leave it away, or --partition dirichlet")
             if source.train.sites is None:
                 raise UserError(f"--partition natural: {source.name} has no sites; SITE/CLASS folders have")
-            return kind, None, partitions.natural(source.train.sites, source.site_names)
+            names = tuple(source.site_names) if any(source.site_names) else ()
+            return kind, None, names, partitions.natural(source.train.sites, source.site_names)
         if kind == "iid":
-            return kind, None, partitions.iid(labels, self.clients, seed, self.min_samples)
+            return kind, None, (), partitions.iid(labels, self.clients, seed, self.min_samples)
         if kind == "classes-per-client":
             parts = partitions.classes_per_client(labels, self.clients, self.ways, self.std, self.shots, seed)
             shots = f", {self.shots} shots" if self.shots else ""
-            return f"{kind} {self.ways}±{self.std}{shots}", None, parts
+            return f"{kind} {self.ways}±{self.std}{shots}", None, (), parts
         parts = partitions.dirichlet(labels, self.clients, self.beta, seed, self.min_samples)
-        return kind, self.beta, parts
+        return kind, self.beta, (), parts
 
     def hold_out(self, source: Source, parts: list[Indices]) -> tuple[list[Indices], list[Indices]]:
         """(each client's rows for training, its rows for validation); the latter is [] without --val-share.
@@ -116,18 +128,25 @@ class Sharding:
         return train, val
 
     def _kind(self, has_sites: bool) -> str:
+        if self.partition_file:
+            return "file"
         return ("natural" if has_sites else "dirichlet") if self.partition == "auto" else self.partition
 
     def made_by(self, command: str, has_sites: bool) -> str:
-        """The command without paths and seed: it goes into the file, and so into its fingerprint."""
+        """The command without paths and seed: it goes into the file, and so into its fingerprint.
+
+        A partition file is named, without its folder: nothing else tells where the split is from.
+        """
         kind = self._kind(has_sites)
         always = ["clients", "beta"] if kind == "dirichlet" else ["clients"]
         words = ["python -m data_prep", command]
+        if self.partition_file:
+            words += ["--partition-file", shlex.quote(self.partition_file.name)]
         for f in sorted(dataclasses.fields(self), key=lambda f: f.name not in always):
             value = getattr(self, f.name)
             if f.name in ("seed", "download", "unofficial") or isinstance(value, Path):
                 continue
-            if f.name == "clients" and kind == "natural" and not self.made_for_clients:
+            if f.name == "clients" and kind in ("natural", "file") and not self.made_for_clients:
                 continue
             if kind in BELONGS.get(f.name, (kind,)) and (f.name in always or value != f.default):
                 values = value if isinstance(value, tuple) else () if value is True else (value,)

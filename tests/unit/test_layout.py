@@ -30,8 +30,8 @@ FLOORS = [
 ]
 DATA_PREP_USES = ("command", "errors", "figure", "flags", "partition", "shards", "terminal")
 DATA_PREP_FLOORS = [
-    ("partitions", "ranges"),
-    ("heldout",),
+    ("partitions", "ranges", "tables"),
+    ("heldout", "partition_file"),
     ("sources",),
     ("plot", "show", "write"),
     ("cli", "__init__"),
