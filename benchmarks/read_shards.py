@@ -21,6 +21,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from fedproc_mpi.comm.mpirun import launch_words
 from fedproc_mpi.shards import Shards
 
 LAYOUTS = {
@@ -119,7 +120,7 @@ def memory(path: Path, model: str, rate: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run_dir = f"{folder}/run"
         arguments = [sys.executable, "-c", RANK, str(path), model, str(rate), run_dir]
-        done = subprocess.run(["mpirun", "-n", "2", *arguments], capture_output=True, text=True, check=False)
+        done = subprocess.run([*launch_words(2), *arguments], capture_output=True, text=True, check=False)
         if done.returncode:
             sys.exit(done.stderr)
         line = next(line for line in done.stdout.splitlines() if line.startswith("RANK"))

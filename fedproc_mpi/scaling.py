@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedproc_mpi.comm.launch import require_alone
+from fedproc_mpi.comm.mpirun import ALLOWED, launch_words
 from fedproc_mpi.command import run_command
 from fedproc_mpi.config import read_json
 from fedproc_mpi.errors import FedprocError, UserError
@@ -18,7 +19,7 @@ from fedproc_mpi.report.page import page
 from fedproc_mpi.report.tables import Section
 from fedproc_mpi.store.files import CONFIG, write_output
 from fedproc_mpi.studies.alphabeta import fit, read_samples
-from fedproc_mpi.studies.local import ALLOWED, Runner, launch_words, run_here
+from fedproc_mpi.studies.local import Runner, run_here
 from fedproc_mpi.studies.points import Measured, Point, Size, measured, plan
 from fedproc_mpi.studies.progress import LOGS
 from fedproc_mpi.studies.scaling_report import model_section, plot_model, plot_scaling, section

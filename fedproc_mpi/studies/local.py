@@ -1,7 +1,6 @@
 """A study's runs one after another on this machine, each as a job of its own."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -10,29 +9,10 @@ from pathlib import Path
 from types import FrameType
 
 from fedproc_mpi.comm.launch import STOP_SIGNALS
-from fedproc_mpi.comm.library import library_text, parse_mpi
-from fedproc_mpi.errors import Stopped, UserError
+from fedproc_mpi.comm.mpirun import ALLOWED, launch_words
+from fedproc_mpi.errors import Stopped
 from fedproc_mpi.studies.plan import PlannedRun
 from fedproc_mpi.studies.progress import LOGS
-
-# Open MPI refuses root, and more ranks than cores, unless told; containers and laptops need both.
-ALLOWED = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-}
-
-
-def launch_words(ranks: int) -> list[str]:
-    """What stands before `python -m …` for so many ranks; nothing for one. UserError without an mpirun."""
-    if ranks == 1:
-        return []
-    path = shutil.which("mpirun") or shutil.which("mpiexec")
-    if path is None:
-        raise UserError(f"--ranks {ranks}: no mpirun on PATH; activate the environment, or --ranks 1")
-    library = parse_mpi(library_text())
-    unbound = ["--bind-to", "none"] if library is not None and library.vendor == "Open MPI" else []
-    return [path, *unbound, "-n", str(ranks)]
 
 
 class Runner:
